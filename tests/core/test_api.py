@@ -173,6 +173,7 @@ def test_a_group_refuses_ranks_that_are_no_members(rank: int, world: int) -> Non
             with pytest.raises(ringlet.InvalidUsage, match=f"^{name}: this rank is not a member of the group"):
                 getattr(ringlet, name)(*arguments, group=group)
     else:
+        assert (group.rank, group.world, group.ranks) == (rank - 1, 2, (1, 2))
         assert ringlet.all_reduce(torch.ones(2), group=group).tolist() == [2, 2]
     assert ringlet.all_reduce(torch.full((2,), float(rank))).tolist() == [3, 3]
 

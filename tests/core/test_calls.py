@@ -1,4 +1,5 @@
-"""How calls are made, on every transport: arrays, shapes, many in flight, messages, sub-groups, barriers."""
+"""How calls are made, on every transport: arrays, shapes, messages, barriers. Many at once, and in groups of some
+ranks, are in random programs (test_random_calls.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from datetime import timedelta
 import numpy
 import pytest
 import torch
-import torch.distributed as dist
 
 import ringlet
-from cases import ALGORITHMS, MEMORIES, Checks, placed
+from cases import MEMORIES, Checks, placed
 from exact_data import input_of
 from ranks import TRANSPORTS, on
 
@@ -95,32 +95,6 @@ def test_timeouts_longer_than_a_clock(rank: int, world: int) -> None:
     work.wait(0)
 
 
-@on("everyone")
-def test_many_asynchronous_calls_in_order(rank: int, world: int) -> None:
-    tensors = [placed(torch.full((1 + 997 * i,), float(i + 1)), MEMORIES[i % 3], rank) for i in range(48)]
-    names = itertools.cycle(ALGORITHMS["all_reduce"])
-    works = [ringlet.all_reduce(tensor, algorithm=name, async_op=True) for tensor, name in zip(tensors, names)]  # noqa: B905
-    for i in reversed(range(48)):
-        works[i].wait()
-        assert works[i].is_completed()
-        assert torch.equal(tensors[i], torch.full_like(tensors[i], world * (i + 1.0))), f"call {i}"
-    # One tensor, reduced again and again: only the order of issue makes the power right. The last call is synchronous.
-    again = torch.ones(300)
-    for _ in range(5):
-        ringlet.all_reduce(again, async_op=True)
-    ringlet.all_reduce(again)
-    assert again.tolist() == [float(world**6)] * 300
-    # All kinds of call in one queue, handles dropped but for the last.
-    block, blocks, last = torch.full((4,), rank + 1.0), torch.zeros(world, 4), torch.full((4,), float(rank))
-    ringlet.all_gather(blocks, block, async_op=True)
-    ringlet.all_reduce(blocks, async_op=True)
-    ringlet.reduce_scatter(block, blocks, async_op=True)
-    ringlet.broadcast(last, world - 1, async_op=True)
-    ringlet.barrier(async_op=True).wait()
-    assert block.tolist() == [world**2 * (rank + 1.0)] * 4
-    assert last.tolist() == [world - 1.0] * 4
-
-
 @on((2, 3), *TRANSPORTS)
 def test_messages(rank: int, world: int) -> None:
     """Around the ring, all sizes: none, less than a segment (128 KiB less its header), just one, several."""
@@ -136,51 +110,7 @@ def test_messages(rank: int, world: int) -> None:
         ringlet.send(mine, right)
         receiving.wait()
         checks.equal((size, memory, dtype), got, input_of(dtype, "sum", world, left, size))
-    # Many in flight, in the order of issue, beside a collective.
-    outgoing = [torch.full((100 + i,), float(i + rank)) for i in range(20)]
-    incoming = [torch.zeros(100 + i) for i in range(20)]
-    works = [ringlet.recv(tensor, left, async_op=True) for tensor in incoming]
-    works += [ringlet.send(tensor, right, async_op=True) for tensor in outgoing]
-    total = ringlet.all_reduce(torch.ones(5))
-    for work in works:
-        work.wait()
-    for i, tensor in enumerate(incoming):
-        checks.equal(("in flight", i), tensor, torch.full((100 + i,), float(i + left)))
-    checks.equal("beside", total, torch.full((5,), float(world)))
     checks.conclude()
-
-
-@on("everyone")
-def test_sub_groups(rank: int, world: int) -> None:
-    """Groups that overlap, one in reverse order, one of a single rank; and the whole group between."""
-    everyone = list(range(world))
-    plans = [everyone[::-1], everyone[: (world + 1) // 2], everyone[world // 2 :], everyone[::2], [world - 1]]
-    groups = [ringlet.new_group(ranks) for ranks in plans]
-    for group, ranks in zip(groups, plans, strict=True):
-        if rank not in ranks:
-            assert group == dist.GroupMember.NON_GROUP_MEMBER
-            continue
-        assert (group.rank, group.world, group.ranks) == (ranks.index(rank), len(ranks), tuple(ranks))
-        total = ringlet.all_reduce(torch.full((1000,), float(rank)), group=group)
-        assert total.unique().tolist() == [sum(ranks)]
-        for root, member in enumerate(ranks):
-            value = ringlet.broadcast(torch.full((3,), float(rank)), root, group=group)
-            assert value.tolist() == [member] * 3, "the root is a rank of the group"
-        order = torch.zeros(len(ranks))
-        ringlet.all_gather(order, torch.tensor([float(rank)]), group=group)
-        assert order.tolist() == ranks
-    works = []
-    for number, group in enumerate(groups):
-        if rank in plans[number]:
-            works.append((number, value := torch.full((20_000,), 1.0 + rank)))
-            ringlet.all_reduce(value, group=group, async_op=True).wait()
-    for number, value in works:
-        assert value.unique().tolist() == [float(sum(1 + r for r in plans[number]))]
-    assert ringlet.all_reduce(torch.ones(1)).item() == world
-    for group, ranks in zip(groups, plans, strict=True):
-        if rank in ranks:
-            group.close()
-    assert ringlet.all_reduce(torch.ones(1)).item() == world
 
 
 @on("everyone")

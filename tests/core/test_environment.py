@@ -8,10 +8,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-import ringlet
-from ranks import LIMITED, free_ports, on_host
+from ranks import LIMITED, free_ports
 from ringlet import _C
 from ringlet.cli.topology import own_host_address
 from ringlet.schedule import schedule
@@ -55,31 +53,6 @@ def test_ranks_apart_and_topology_ignored():
     lines = told("a", "b", "a", RINGLET_TOPOLOGY="ignore").splitlines()
     assert "ring goes round       0 1 2" in lines
     assert "RINGLET_TOPOLOGY=ignore: every rank counts as a host of its own" in lines
-
-
-def with_topology_of_rank_0(rank: int, world: int, wish: str) -> tuple[float, int]:
-    """The largest sum of a ring all-reduce, and how many connections it took."""
-    try:
-        if rank == 0:
-            os.environ["RINGLET_TOPOLOGY"] = wish
-        with on_host(f"host {rank % 2}"):
-            group = ringlet.new_group(range(world))
-    finally:
-        os.environ.pop("RINGLET_TOPOLOGY", None)
-    tensor = torch.full((1000,), float(rank + 1))
-    ringlet.ring_allreduce(tensor, group=group)
-    connections = group.connections
-    ringlet.barrier()
-    group.close()
-    return float(tensor.max()), connections
-
-
-def test_what_rank_0_wishes_of_the_topology_counts_for_all(pool):
-    # Hosts are a b a b: in the order of ranks both neighbours are elsewhere, along the hosts one is.
-    assert pool.values(with_topology_of_rank_0, 4, "ignore", join="mixed") == [(10.0, 2)] * 4
-    assert pool.values(with_topology_of_rank_0, 4, "", join="mixed") == [(10.0, 1)] * 4
-    for outcome in pool.run(with_topology_of_rank_0, 4, "ignored", join="mixed"):
-        assert outcome.kind == "InvalidUsage" and 'RINGLET_TOPOLOGY="ignored" is not "ignore"' in outcome.message
 
 
 def test_one_host_and_a_transport_that_is_given():

@@ -117,16 +117,7 @@ def test_an_unregistered_algorithm_needs_no_closed_form():
     assert not prove(Schedule.from_steps("all_reduce", 1, exchange)).closed_form
 
 
-def refused(schedule: Schedule, rank: int, round: int | None, chunk: int | None, *words: str) -> None:
-    with pytest.raises(ScheduleError) as caught:
-        prove(schedule)
-    error = caught.value
-    assert (error.rank, error.round, error.chunk) == (rank, round, chunk), str(error)
-    assert str(error).startswith(f"{schedule.name}: rank {rank}, ")
-    assert round is None or f"round {round}" in str(error)
-    assert chunk is None or f"chunk {chunk}" in str(error)
-    for word in words:
-        assert word in str(error)
+# --- what is wrong
 
 
 def made(ranks, collective="all_reduce", parts=1, root=0) -> Schedule:
@@ -141,146 +132,136 @@ def replaced(schedule: Schedule, rank: int, round: int, *steps: tuple[str, int, 
 
 
 def exchanges(world: int, peers) -> Schedule:
-    """Whole-buffer exchanges with peers(rank, round), round by round."""
-    ranks = [[[("send", p, 0, 1), ("reduce", p, 0, 1)] for p in peers(rank)] for rank in range(world)]
-    return made(ranks)
+    """Whole-buffer exchanges with peers(rank), round by round."""
+    return made([[[("send", p, 0, 1), ("reduce", p, 0, 1)] for p in peers(rank)] for rank in range(world)])
 
 
-def test_a_missing_contribution():
+def swing_peers(world: int, distances: tuple[int, ...]):
+    return lambda rank: [(rank + d if rank % 2 == 0 else rank - d) % world for d in distances]
+
+
+def late_ring(world: int) -> Schedule:
+    """Sends in one round and receives in the next: nobody comes to the receive."""
+    ranks = [[[("send", (r + 1) % world, r, 1)], [("recv", (r - 1) % world, (r - 1) % world, 1)]] for r in range(world)]
+    return made(ranks, "all_gather", parts=world)
+
+
+RING, PAIRWISE = ringlet.schedule("ring", world=3), ringlet.schedule("pairwise", "all_to_all", world=2)
+SENT, RECEIVED = [[("send", 1, 0, 1)]], [[("recv", 0, 0, 1)]]
+OWN_ORDERS = [
+    [[("send", 2, 0, 1), ("reduce", 2, 0, 1)], [("reduce", 1, 0, 1)], [("send", 1, 0, 1)]],
+    [[("send", 2, 0, 1)], [("send", 0, 0, 1)], RECEIVED[0]],
+    [[("send", 0, 0, 1), ("reduce", 1, 0, 1)], [("reduce", 0, 0, 1)]],
+]
+# What is wrong: the schedule; rank, round and chunk that are named; words.
+WRONG = {
     # Rank 1 overwrites chunk 2 where it should have combined it: its own contribution is lost on the way to rank 2.
-    ring = replaced(ringlet.schedule("ring", world=3), 1, 0, ("send", 2, 0, 1), ("recv", 0, 2, 1))
-    refused(ring, 0, 2, 2, "without the contribution of rank 1")
+    "a missing contribution": (
+        replaced(RING, 1, 0, ("send", 2, 0, 1), ("recv", 0, 2, 1)), 0, 2, 2, "without the contribution of rank 1",
+    ),
+    "an output that nobody writes": (made([[], []], "broadcast"), 1, None, 0, "no step writes"),
+    "an addition twice": (exchanges(2, lambda rank: [rank ^ 1] * 2), 1, 1, 0, "contribution of rank 0 twice"),
+    "swing of six": (exchanges(6, swing_peers(6, (1, -1, 3))), None, None, None, "twice"),
+    "a write under a read": (
+        made([[[("send", 1 - rank, 0, 1), ("recv", 1 - rank, 0, 1)]] for rank in range(2)]),
+        0, 0, 0, "write under a read", "recv [0] from 1", "send [0] to 1",
+    ),
+    "a copy under a read": (
+        replaced(PAIRWISE, 1, 0, ("send", 0, 0, 1), ("copy", 0, 1, 1), ("recv", 0, 2, 1)),
+        1, 0, 0, "write under a read", "copy [1] to [0]",
+    ),
+    "two writes to one chunk": (
+        made([[[("recv", 1, 0, 1), ("reduce", 2, 0, 1)]], [[("send", 0, 0, 1)]], [[("send", 0, 0, 1)]]], "reduce"),
+        0, 0, 0, "two writes to one chunk", "recv [0] from 1", "reduce [0] from 2",
+    ),
+    "receives in another order": (
+        made([[[("send", 1, 0, 1)], [("send", 1, 1, 1)]], [[("recv", 0, 1, 1)], RECEIVED[0]]], "broadcast", parts=2),
+        0, 0, 0, "recv [1] from 0", "rank 1 in its round 0", "keeps its index",
+    ),
+    "a receive of another size": (
+        made([[[("send", 1, 0, 2)]], RECEIVED], "broadcast", parts=2), 0, 0, 0, "has 2 chunks", "takes 1",
+    ),
+    **{
+        f"a deadlock of {world}": (late_ring(world), 0, 0, 0, "deadlock", "rank 0 in round 0 waits to send to rank 1")
+        for world in (2, 3, 4)
+    },
+    "other trees on other ranks": (
+        exchanges(8, swing_peers(8, (1, -1, 3))), 1, 2, 0, "different bits", "on rank 0 as",
+    ),
+    "an order of its own on each rank": (
+        made(OWN_ORDERS), 2, 1, 0, "different bits: summed as (0+(1+2)), on rank 0 as ((0+2)+1)",
+    ),
+    "a peer that does not exist": (made([[[("send", 2, 0, 1)]], []]), 0, 0, 0, "no rank 2 in a world of 2"),
+    "itself as a peer": (made([[], [[("recv", 1, 0, 1)]]]), 1, 0, 0, "no messages with itself"),
+    "a send that is not received": (made([SENT, []]), 0, 0, 0, "never received", "rank 1"),
+    "a receive that is not sent": (made([[], [[("reduce", 0, 0, 1)]]]), 1, 0, 0, "never gets anything", "rank 0"),
+    "a send from outside": (made([[[("send", 1, 1, 2)]], []], parts=2), 0, 0, 1, "outside the 2 parts"),
+    "a copy to outside": (made([[[("copy", 2, 0, 1)]], []], parts=2), 0, 0, 2, "outside the 2 parts"),
+    "an unknown verb": (
+        made([[[("swap", 1, 0, 1)]], []]), 0, 0, 0, "the verb must be one of send, recv, reduce, copy, got 'swap'",
+    ),
+    "a chunk to receive that its sender lacks": (
+        made([[[("recv", 1, 0, 1)]], [[("send", 0, 0, 1)]]], "broadcast"), 1, 0, 0, "does not have",
+    ),
+    "a chunk to add to that is not there": (
+        made([SENT, [[("reduce", 0, 0, 1)]]], "broadcast"), 1, 0, 0, "does not have",
+    ),
+    "a chunk in the wrong place": (
+        made([[[("send", 1, 0, 1), ("recv", 1, 1, 1)]], [[("send", 0, 1, 1), ("recv", 0, 0, 1)], [("copy", 1, 0, 1)]]],
+             "all_gather", parts=2),
+        1, 1, 1, "ends with what was chunk 0",
+    ),
+    "contributions to two chunks combined": (
+        made([[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 1, 1), ("reduce", 0, 1, 1)]]],
+             "reduce_scatter", parts=2),
+        1, 0, 1, "combines contributions to chunk 0", "to chunk 1",
+    ),
+    # Rank 1 adds rank 0's block to its own where the block alone belongs.
+    "a contribution that is not asked for": (
+        made([[[("copy", 2, 0, 1), ("send", 1, 1, 1), ("recv", 1, 3, 1)]],
+              [[("copy", 3, 1, 1)], [("copy", 2, 1, 1)], [("send", 0, 0, 1), ("reduce", 0, 2, 1)]]],
+             "all_to_all", parts=4),
+        1, 2, 2, "contribution that does not belong there, of rank 1",
+    ),
+    "a barrier that lets a rank through": (
+        made([[[("send", (r + 1) % 3, 0, 0), ("recv", (r + 2) % 3, 0, 0)]] for r in range(3)], "barrier"),
+        0, 0, None, "without having heard of rank 1",
+    ),
+    "more rounds than the closed form": (
+        dataclasses.replace(RING, ranks=(RING.ranks[0] + (Round(()),), *RING.ranks[1:])),
+        0, 4, None, "5 rounds", "closed form says 4",
+    ),
+    "fewer rounds than the closed form": (
+        dataclasses.replace(ringlet.schedule("one_shot", world=2), algorithm="two_shot"),
+        0, 0, None, "1 rounds", "closed form says 2",
+    ),
+    "no such collective": (
+        dataclasses.replace(RING, collective="all_sum"), 0, None, None, "no collective 'all_sum'", "all_reduce",
+    ),
+    "an input of another size": (
+        dataclasses.replace(RING, inputs=((0, 3), (0, 2), (0, 3))), 1, None, 0, "should be (0, 3)",
+    ),
+    "parts of another collective": (
+        dataclasses.replace(RING, collective="all_to_all"), 0, None, None, "has 6 parts, not 3",
+    ),
+    "another world": (dataclasses.replace(RING, world=4), 0, None, None, "do not go together"),
+}  # fmt: skip
 
 
-def test_an_output_that_nobody_writes():
-    refused(made([[], []], "broadcast"), 1, None, 0, "no step writes")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_schedule_is_refused_with_its_place(name):
+    schedule, rank, round, chunk, *words = WRONG[name]
+    with pytest.raises(ScheduleError) as caught:
+        prove(schedule)
+    error = caught.value
+    assert rank is None or (error.rank, error.round, error.chunk) == (rank, round, chunk), str(error)
+    assert str(error).startswith(f"{schedule.name}: rank {error.rank}, ")
+    assert round is None or f"round {round}" in str(error)
+    assert chunk is None or f"chunk {chunk}" in str(error)
+    assert all(word in str(error) for word in words), str(error)
 
 
-def test_a_double_addition():
-    refused(exchanges(2, lambda rank: [rank ^ 1, rank ^ 1]), 1, 1, 0, "contribution of rank 0 twice")
-
-
-def test_swing_double_counts_at_six():
-    def peers(rank):
-        distances = [(1 - (-2) ** (s + 1)) // 3 for s in range(3)]
-        return [(rank + d if rank % 2 == 0 else rank - d) % 6 for d in distances]
-
-    with pytest.raises(ScheduleError, match="twice"):
-        prove(exchanges(6, peers))
-
-
-def test_a_write_under_a_read():
-    both = [[[("send", 1 - rank, 0, 1), ("recv", 1 - rank, 0, 1)]] for rank in range(2)]
-    refused(made(both), 0, 0, 0, "write under a read", "recv [0] from 1", "send [0] to 1")
-
-
-def test_a_copy_under_a_read():
-    pairwise = ringlet.schedule("pairwise", "all_to_all", world=2)
-    broken = replaced(pairwise, 1, 0, ("send", 0, 0, 1), ("copy", 0, 1, 1), ("recv", 0, 2, 1))
-    refused(broken, 1, 0, 0, "write under a read", "copy [1] to [0]")
-
-
-def test_two_writes_to_one_chunk():
-    ranks = [[[("recv", 1, 0, 1), ("reduce", 2, 0, 1)]], [[("send", 0, 0, 1)]], [[("send", 0, 0, 1)]]]
-    refused(made(ranks, "reduce"), 0, 0, 0, "two writes to one chunk", "recv [0] from 1", "reduce [0] from 2")
-
-
-def test_sends_in_another_order_than_the_receives():
-    ranks = [
-        [[("send", 1, 0, 1)], [("send", 1, 1, 1)]],
-        [[("recv", 0, 1, 1)], [("recv", 0, 0, 1)]],
-    ]
-    refused(made(ranks, "broadcast", parts=2), 0, 0, 0, "recv [1] from 0", "rank 1 in its round 0", "keeps its index")
-
-
-def test_a_receive_of_another_size():
-    ranks = [[[("send", 1, 0, 2)]], [[("recv", 0, 0, 1)]]]
-    refused(made(ranks, "broadcast", parts=2), 0, 0, 0, "has 2 chunks", "takes 1")
-
-
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_deadlock_without_buffers(world):
-    # A ring that sends in one round and receives in the next: nobody comes to the receive.
-    ranks = [[[("send", (r + 1) % world, r, 1)], [("recv", r - 1 if r else world - 1, r - 1 if r else world - 1, 1)]]
-             for r in range(world)]  # fmt: skip
-    refused(made(ranks, "all_gather", parts=world), 0, 0, 0, "deadlock", "rank 0 in round 0 waits to send to rank 1")
-
-
-def swing_peers(rank: int) -> list[int]:
-    return [(rank + d if rank % 2 == 0 else rank - d) % 8 for d in (1, -1, 3)]
-
-
-def test_different_trees_on_different_ranks():
-    refused(exchanges(8, swing_peers), 1, 2, 0, "different bits", "on rank 0 as")
-
-
-def test_each_rank_adding_in_its_own_order():
-    ranks = [
-        [[("send", 2, 0, 1), ("reduce", 2, 0, 1)], [("reduce", 1, 0, 1)], [("send", 1, 0, 1)]],
-        [[("send", 2, 0, 1)], [("send", 0, 0, 1)], [("recv", 0, 0, 1)]],
-        [[("send", 0, 0, 1), ("reduce", 1, 0, 1)], [("reduce", 0, 0, 1)]],
-    ]
-    refused(made(ranks), 2, 1, 0, "different bits: summed as (0+(1+2)), on rank 0 as ((0+2)+1)")
-
-
-def test_a_peer_that_does_not_exist():
-    refused(made([[[("send", 2, 0, 1)]], []]), 0, 0, 0, "no rank 2 in a world of 2")
-    refused(made([[], [[("recv", 1, 0, 1)]]]), 1, 0, 0, "no messages with itself")
-
-
-def test_a_send_or_receive_without_its_other_side():
-    refused(made([[[("send", 1, 0, 1)]], []]), 0, 0, 0, "never received", "rank 1")
-    refused(made([[], [[("reduce", 0, 0, 1)]]]), 1, 0, 0, "never gets anything", "rank 0")
-
-
-def test_steps_outside_the_buffer_and_unknown_verbs():
-    refused(made([[[("send", 1, 1, 2)]], []], parts=2), 0, 0, 1, "outside the 2 parts")
-    refused(made([[[("copy", 2, 0, 1)]], []], parts=2), 0, 0, 2, "outside the 2 parts")
-    refused(made([[[("swap", 1, 0, 1)]], []]), 0, 0, 0, "the verb must be one of send, recv, reduce, copy, got 'swap'")
-
-
-def test_a_chunk_that_its_sender_does_not_have():
-    refused(made([[[("recv", 1, 0, 1)]], [[("send", 0, 0, 1)]]], "broadcast"), 1, 0, 0, "does not have")
-    refused(made([[[("send", 1, 0, 1)]], [[("reduce", 0, 0, 1)]]], "broadcast"), 1, 0, 0, "does not have")
-
-
-def test_a_chunk_in_the_wrong_place():
+def test_chunks_in_the_right_places_are_proved():
+    """Else the wrong schedules could all be wrong in another way."""
     ranks = [[[("send", 1, 0, 1), ("recv", 1, 1, 1)]], [[("send", 0, 1, 1), ("recv", 0, 0, 1)]]]
     assert prove(made(ranks, "all_gather", parts=2)).rounds == 1
-    ranks[1] = [[("send", 0, 1, 1), ("recv", 0, 0, 1)], [("copy", 1, 0, 1)]]
-    refused(made(ranks, "all_gather", parts=2), 1, 1, 1, "ends with what was chunk 0")
-
-
-def test_contributions_to_different_chunks_are_not_combined():
-    ranks = [[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 1, 1), ("reduce", 0, 1, 1)]]]
-    refused(made(ranks, "reduce_scatter", parts=2), 1, 0, 1, "combines contributions to chunk 0", "to chunk 1")
-
-
-def test_an_uncalled_for_contribution():
-    # Rank 1 adds rank 0's block to its own where the block alone belongs.
-    ranks = [
-        [[("copy", 2, 0, 1), ("send", 1, 1, 1), ("recv", 1, 3, 1)]],
-        [[("copy", 3, 1, 1)], [("copy", 2, 1, 1)], [("send", 0, 0, 1), ("reduce", 0, 2, 1)]],
-    ]
-    refused(made(ranks, "all_to_all", parts=4), 1, 2, 2, "contribution that does not belong there, of rank 1")
-
-
-def test_a_barrier_that_lets_a_rank_through():
-    nothing = [[[("send", (r + 1) % 3, 0, 0), ("recv", (r + 2) % 3, 0, 0)]] for r in range(3)]
-    refused(made(nothing, "barrier"), 0, 0, None, "without having heard of rank 1")
-
-
-def test_more_rounds_or_bytes_than_the_closed_form():
-    ring = ringlet.schedule("ring", world=3)
-    longer = dataclasses.replace(ring, ranks=(ring.ranks[0] + (Round(()),), *ring.ranks[1:]))
-    refused(longer, 0, 4, None, "5 rounds", "closed form says 4")
-    wasteful = dataclasses.replace(ringlet.schedule("one_shot", world=2), algorithm="two_shot")
-    refused(wasteful, 0, 0, None, "1 rounds", "closed form says 2")
-
-
-def test_data_that_does_not_fit_its_collective():
-    ring = ringlet.schedule("ring", world=3)
-    refused(dataclasses.replace(ring, collective="all_sum"), 0, None, None, "no collective 'all_sum'", "all_reduce")
-    refused(dataclasses.replace(ring, inputs=((0, 3), (0, 2), (0, 3))), 1, None, 0, "should be (0, 3)")
-    refused(dataclasses.replace(ring, collective="all_to_all"), 0, None, None, "has 6 parts, not 3")
-    refused(dataclasses.replace(ring, world=4), 0, None, None, "do not go together")
