@@ -214,9 +214,6 @@ def test_ctrl_c_ends_waits_of_torch_distributed(rank: int, world: int) -> None:
         store.set("called", "")
     else:
         store.wait(["called"])
-        with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(KeyboardInterrupt\)"):
-            for _ in range(3):  # the interrupted rank may have done its part of the first
-                dist.all_reduce(ones())
 
 
 # --- ranks that are threads -----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def everyone(request, pool):
 
 @on("everyone")
 def test_what_no_random_program_calls(rank: int, world: int) -> None:
-    """random_backend_calls.py has the other calls, in all their forms."""
+    """test_random_backend_calls.py has the other calls, in all their forms."""
     total = sum(range(1, world + 1))
     for factor in (0.5, torch.tensor([0.25])):
         dist.all_reduce(scaled := torch.full((10,), 1.0 + rank), dist._make_nccl_premul_sum(factor))
@@ -42,6 +42,8 @@ def test_what_no_random_program_calls(rank: int, world: int) -> None:
     if rank in (0, world - 1):
         dist.broadcast(tensor := torch.full((5,), float(rank)), world - 1, group=pair)
         assert tensor.tolist() == [world - 1.0] * 5, "the root is a rank of the world"
+    dist.scatter(leaf := torch.zeros(3, requires_grad=True), list(torch.ones(world, 3)) if rank == 0 else None)
+    assert leaf.tolist() == [1.0] * 3, "as gloo does"
     collected: list | None = [None] * world if rank == 0 else None
     dist.gather_object(rank * 2, collected, 0)
     assert collected == ([0, 2, 4][:world] if rank == 0 else None)

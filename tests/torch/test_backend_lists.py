@@ -23,24 +23,6 @@ def block(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return (torch.arange(count) % 7 + 10 * rank).to(dtype)
 
 
-@on("everyone")
-def test_lists_of_any_layout(rank: int, world: int) -> None:
-    """Columns of one matrix are not contiguous; blocks of one tensor lie side by side."""
-    matrix = torch.full((6, 2 * world), -1.0)
-    columns = [matrix[:, 2 * q : 2 * q + 2] for q in range(world)]
-    dist.all_gather(columns, torch.full((2, 6), float(rank)).t())
-    assert matrix.tolist() == [[float(q) for q in range(world) for _ in range(2)]] * 6
-    whole = torch.empty(world * 1000)
-    dist.all_gather(list(whole.chunk(world)), block(rank, 1000))
-    assert torch.equal(whole, torch.cat([block(q, 1000) for q in range(world)]))
-    leaf = torch.zeros(3, requires_grad=True)
-    dist.scatter(leaf, [torch.full((3,), 1.0 + q) for q in range(world)] if rank == 0 else None)
-    assert leaf.tolist() == [1.0 + rank] * 3
-    image = torch.full((2, 3, 4, 5), 1.0).to(memory_format=torch.channels_last)
-    dist.all_reduce(image)
-    assert image.unique().tolist() == [world]
-
-
 LAYOUTS = {
     "channels_last": lambda tensor: tensor.to(memory_format=torch.channels_last),
     "channels_last_3d": lambda tensor: tensor.unsqueeze(2).to(memory_format=torch.channels_last_3d).squeeze(2),
