@@ -2,7 +2,7 @@
 //
 // An element type E has Bits (how it lies in memory), Value (what it computes in), widen and narrow. float16, bfloat16
 // and float8 compute in float32. A computed NaN is one NaN, min(-0, +0) is -0: see reduce/level.h.
-// The host compiles all of it too, and tests/cpp/gpu_reduce_test.cc runs it there against the reference; only float16's
+// The host compiles all of it too, and tests/cpp/reduce_test.cc runs it there against the reference; only float16's
 // conversions are the device's own instructions on the device. No product may fuse with a sum: --fmad=false.
 #pragma once
 

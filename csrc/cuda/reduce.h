@@ -4,7 +4,7 @@
 // before the first and after the last pack one by one; otherwise all elements are, several under way at once. A thread takes packs
 // `threads` apart, so neighbours touch neighbouring packs. In place is safe: who writes an element read it before.
 // Alignment: that of the element's scalar type. Ownership: none. Thread safety: threads share no output.
-// Host code, too: tests/cpp/gpu_reduce_test.cc runs all threads of a grid one after another.
+// Host code, too: tests/cpp/reduce_test.cc runs all threads of a grid one after another.
 #pragma once
 
 #include "base/dtype.h"

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/call.h"
@@ -131,9 +132,11 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs)
 /// One rank's tensors, guarded, and what a program does with them around a call.
 struct Tensors {
   Tensors(const Case& c, int rank)
+      : Tensors(c, rank, numbers(c, rank, input_elements(call_of(c, rank), rank, c.world))) {}
+  Tensors(const Case& c, int rank, Bytes values)
       : rank(rank),
         call(call_of(c, rank)),
-        given(numbers(c, rank, input_elements(call, rank, c.world))),
+        given(std::move(values)),
         input(given.size(), c.offset),
         output(output_elements(call, rank, c.world) * element_size(c.dtype), c.offset),
         in_place(c.in_place),

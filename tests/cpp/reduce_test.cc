@@ -1,16 +1,18 @@
-// The host kernels against a scalar reference (reduce_reference.h), bit for bit, on every level this machine has.
+// The kernels against a scalar reference (reduce_reference.h), bit for bit: the host's on every level this machine has,
+// and the GPU's, compiled for the host and run thread by thread.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
+#include "cuda/table.h"
 #include "reduce/level.h"
 #include "reduce_cases.h"
 
@@ -37,107 +39,136 @@ TEST(test_choice) {
   CHECK_EQ(std::string(cpu_kernels()), "portable");  // chosen once
 }
 
-enum Mode { kInPlace, kSeparate, kSecond, kStreaming, kForPeer, kModes };
-
-struct Case {
-  const Level* level;
-  DType dtype;
-  ReduceOp op;
-  const std::vector<Bytes>* srcs;
-  Finish finish;
+/// The host's kernels of one level, or a GPU's as the host compiles them.
+struct Kernels {
+  std::string name;
+  std::function<void(DType, ReduceOp, const ReduceArgs&)> run;
 };
 
-void run_case(const Case& c, const Bytes& expected, size_t count, size_t offset, Mode mode) {
-  const size_t bytes = count * element_size(c.dtype);
-  const int n = static_cast<int>(c.srcs->size());
-  std::vector<Buffer> buffers;
-  std::vector<const std::byte*> srcs;
-  for (int i = 0; i < n; ++i) {
-    buffers.emplace_back(bytes, offset * (i % 3));
-    if (bytes > 0) buffers.back().fill((*c.srcs)[i]);
+std::vector<Kernels> host_kernels() {
+  std::vector<Kernels> all;
+  for (const Level* level : available_levels()) {
+    all.push_back(
+        {level->name, [level](DType dtype, ReduceOp op, const ReduceArgs& args) { level->kernel(dtype, op)(args); }});
   }
-  for (Buffer& buffer : buffers) srcs.push_back(buffer.data);
-  Buffer out(bytes, offset), out2(bytes, offset * 2);
-  const int own = static_cast<int>(count % n);  // in place: any of the sources
-  Buffer& result = mode == kInPlace ? buffers[own] : out;
-  ReduceArgs args{.dst = result.data, .srcs = srcs.data(), .n = n, .count = count};
-  args.dst2 = mode == kSecond || (mode == kStreaming && count % 2 == 1) ? out2.data : nullptr;
-  args.scaled_source = c.finish.scaled_source;
-  args.scale = c.finish.scale;
-  args.divisor = c.finish.divisor;
-  if (mode == kStreaming) args.next = NextReader::nobody;
-  if (mode == kForPeer) args.next = NextReader::peer;
-  c.level->kernel(c.dtype, c.op)(args);
-  bool ok = result.holds(expected) && result.guards_intact() && out2.guards_intact();
-  if (args.dst2 != nullptr) ok = ok && out2.holds(expected);
-  if (!ok) {
-    std::ostringstream what;
-    what << c.level->name << " " << name(c.dtype) << " " << name(c.op) << " n=" << n << " count=" << count
-         << " offset=" << offset << " mode=" << mode << " divisor=" << c.finish.divisor
-         << " scaled_source=" << c.finish.scaled_source;
-    check_report(false, __FILE__, __LINE__, what.str());
-  }
+  return all;
 }
 
-/// Every operation, level, finish and mode; `counts` ascend.
-void test_kernels(DType dtype, const std::vector<size_t>& counts, std::initializer_list<int> sources) {
+/// All threads of a grid one after another: what the kernels of cuda/launch.cuh do, with loops for launches.
+struct RunReduce {
+  using Function = void (*)(const ReduceArgs&, size_t threads);
+  template <class E, class Op, int kMost>
+  static void all(const ReduceArgs& args, size_t threads) {
+    const auto work = cuda::make_work<kMost>(args, sizeof(typename E::Bits));
+    for (size_t thread = 0; thread < threads; ++thread) cuda::reduce_as_thread<E, Op, kMost>(work, thread, threads);
+  }
+  template <class E, class Op>
+  static Function get() {
+    return [](const ReduceArgs& args, size_t threads) {
+      const bool pair = args.n == 2 && args.scaled_source < 0 && args.divisor == 1;
+      pair ? all<E, Op, 2>(args, threads) : all<E, Op, cuda::kMostSources>(args, threads);
+    };
+  }
+};
+
+/// In which of the tables of the GPU's library a kernel is: the last, or null.
+RunReduce::Function gpu_kernel(DType dtype, ReduceOp op, int* tables = nullptr) {
+  RunReduce::Function found = nullptr;
+  for (const auto one : {cuda::find_float<RunReduce>(dtype, op), cuda::find_float8<RunReduce>(dtype, op),
+                         cuda::find_other<RunReduce>(dtype, op)}) {
+    if (one != nullptr) found = one;
+    if (one != nullptr && tables != nullptr) ++*tables;
+  }
+  return found;
+}
+
+Kernels gpu_kernels(size_t threads) {
+  return {"GPU, " + std::to_string(threads) + " threads", [threads](DType dtype, ReduceOp op, const ReduceArgs& args) {
+            const cuda::Counted counted = cuda::in_counted(args, dtype, op);
+            (counted.copies ? gpu_kernel(DType::uint8, ReduceOp::bor) : gpu_kernel(dtype, op))(counted.args, threads);
+          }};
+}
+
+void check_reduction(const Kernels& kernels, const Reduction& c, const Bytes& expected) {
+  const std::string wrong =
+      wrong_after(c, expected, [&](const ReduceArgs& args, auto&) { kernels.run(c.dtype, c.op, args); });
+  if (!wrong.empty()) check_report(false, __FILE__, __LINE__, kernels.name + " " + wrong);
+}
+
+/// With each number of sources `act` for every operation and finish.
+void each_reduction(DType dtype, size_t most, std::initializer_list<int> sources,
+                    const std::function<void(ReduceOp, const std::vector<Bytes>&, const Finish&, const Bytes&)>& act) {
   std::mt19937_64 random(1);
-  [[maybe_unused]] int number = 0;
   for (int n : sources) {
     for (bool tame : {false, true}) {
       std::vector<Bytes> srcs;
-      for (int i = 0; i < n; ++i) srcs.push_back(random_input(dtype, counts.back(), tame, random));
+      for (int i = 0; i < n; ++i) srcs.push_back(random_input(dtype, most, tame, random));
       for (int o = 0; o < kReduceOps; ++o) {
         const auto op = static_cast<ReduceOp>(o);
         if (!supports(dtype, op)) continue;
-        for (const Finish& finish : finishes(op, n)) {
-          const Bytes expected = reference(dtype, op, srcs, finish);
-          for (const Level* level : available_levels()) {
-            for (size_t count : counts) {
-              for (size_t misalignment : {size_t{0}, element_size(dtype), size_t{1}}) {
-                for (int mode = 0; mode < kModes; ++mode) {
-                  if (kSanitized && number++ % 7 != 0) continue;
-                  run_case({level, dtype, op, &srcs, finish}, expected, count, misalignment, static_cast<Mode>(mode));
-                }
+        for (const Finish& finish : finishes(op, n)) act(op, srcs, finish, reference(dtype, op, srcs, finish));
+      }
+    }
+  }
+}
+
+/// Every level, finish and way to write; `counts` ascend.
+void test_kernels(DType dtype, const std::vector<size_t>& counts, std::initializer_list<int> sources) {
+  struct Way {
+    Into into;
+    NextReader next;
+  };
+  static constexpr Way kWays[] = {{Into::source, NextReader::self}, {Into::other, NextReader::self},
+                                  {Into::both, NextReader::self},   {Into::other, NextReader::nobody},
+                                  {Into::both, NextReader::nobody}, {Into::other, NextReader::peer}};
+  [[maybe_unused]] int number = 0;
+  const std::vector<Kernels> all = host_kernels();
+  each_reduction(
+      dtype, counts.back(), sources, [&](ReduceOp op, const auto& srcs, const Finish& finish, const Bytes& expected) {
+        for (const Kernels& kernels : all) {
+          for (size_t count : counts) {
+            for (size_t misalignment : {size_t{0}, element_size(dtype), size_t{1}}) {
+              for (const auto& [into, next] : kWays) {
+                if (next == NextReader::nobody && (into == Into::both) != (count % 2 == 1)) continue;  // one of the two
+                if (kSanitized && number++ % 7 != 0) continue;
+                check_reduction(kernels, {dtype, op, srcs, finish, count, misalignment, misalignment, into, next},
+                                expected);
               }
             }
           }
         }
-      }
-    }
-  }
+      });
 }
 
-/// One source, scaled: decode, multiply, encode; so the kernel's conversions alone.
-template <class Code>
-std::vector<Code> converted(const Level& level, DType dtype, const std::vector<Code>& codes, double scale) {
-  std::vector<Code> out(codes.size());
-  const auto* src = reinterpret_cast<const std::byte*>(codes.data());
-  ReduceArgs args{.dst = reinterpret_cast<std::byte*>(out.data()), .srcs = &src, .n = 1, .count = codes.size()};
-  args.scaled_source = 0;
-  args.scale = scale;
-  level.kernel(dtype, ReduceOp::premul_sum)(args);
-  return out;
+/// Packs and edges, addresses that agree by 16 and that do not, any number of threads.
+void test_gpu_kernels(DType dtype) {
+  constexpr size_t kMost = 1531;
+  const Kernels few[] = {gpu_kernels(1), gpu_kernels(5), gpu_kernels(96)};
+  const size_t unit = alignment(dtype);
+  each_reduction(dtype, kMost, {1, 2, 3, 8},
+                 [&](ReduceOp op, const auto& srcs, const Finish& finish, const Bytes& expected) {
+                   for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{64}, kMost}) {
+                     for (const size_t offset : {size_t{0}, unit, (16 - unit) % 16}) {
+                       for (const size_t apart : {size_t{0}, unit}) {
+                         for (size_t t = 0; t < std::size(few); ++t) {
+                           const auto into = static_cast<Into>((count + offset + apart + t) % 3);
+                           check_reduction(few[t], {dtype, op, srcs, finish, count, offset, apart, into}, expected);
+                         }
+                       }
+                     }
+                   }
+                 });
 }
 
-/// Every code of a small type survives; and after a scale that makes ties, denormals and overflow, rounds as the
-/// reference.
-template <class Code>
-void test_conversions(DType dtype, const Format& f) {
-  std::vector<Code> codes;
-  for (int code = 0; code < 1 << (8 * sizeof(Code)); ++code) codes.push_back(static_cast<Code>(code));
-  for (const Level* level : available_levels()) {
-    const auto same = converted(*level, dtype, codes, 1.0);
-    for (Code code : codes) {
-      const bool nan = std::isnan(decode(f, code));
-      CHECK_EQ(int(same[code]), nan ? f.nan : int(code));
-    }
-    for (const float scale : {0.5f, 0.75f, 1.0625f, 1.5f, 1.00390625f, 0x1p-9f, 0x1.8p-10f, 0x1p12f, 1.0009765625f}) {
-      const auto scaled = converted(*level, dtype, codes, scale);
-      for (Code code : codes) {
-        CHECK_EQ(int(scaled[code]), encode(f, rounded<float>(static_cast<float>(decode(f, code)) * scale)));
-      }
-    }
+/// One source, scaled: decode, multiply, encode; so the kernel's conversions alone. A GPU converts float16 by instructions
+/// of its own, which must agree with this.
+void test_conversions(const Kernels& kernels, DType dtype) {
+  const std::vector<Bytes> codes{all_codes(dtype)};
+  const size_t count = codes[0].size() / element_size(dtype);
+  for (const float scale : kRoundingScales) {
+    const Finish finish{0, scale, 1};
+    check_reduction(kernels, {dtype, ReduceOp::premul_sum, codes, finish, count},
+                    reference(dtype, ReduceOp::premul_sum, codes, finish));
   }
 }
 
@@ -150,8 +181,7 @@ void test_float8_pairs(DType dtype, const Format& f) {
   }
   for (ReduceOp op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
     const Bytes expected = reference(dtype, op, srcs, {});
-    for (const Level* level : available_levels())
-      run_case({level, dtype, op, &srcs, {}}, expected, 65536, 0, kSeparate);
+    for (const Kernels& kernels : host_kernels()) check_reduction(kernels, {dtype, op, srcs, {}, 65536}, expected);
   }
   CHECK_EQ(encode(f, f.saturates ? 464.1 : 61440.0), f.saturates ? 0x7e : 0x7c);  // torch 2.13's limits
 }
@@ -189,6 +219,7 @@ TEST(test_all_kernels) {
     test_kernels(dtype, {0, 1, 2, 7, 63, 64, 65, 1023, 4099}, {1, 2, 3, 5, 8});
     const size_t side_by_side = kSideBySideBytes / element_size(dtype);
     test_kernels(dtype, {side_by_side - 1, side_by_side, side_by_side * 3 / 2 + 7}, {1, 2, 3});
+    test_gpu_kernels(dtype);
   }
 }
 
@@ -237,16 +268,19 @@ TEST(test_table) {
         const auto op = static_cast<ReduceOp>(o);
         CHECK_EQ(level->kernel(dtype, op) != nullptr, supports(dtype, op));
         CHECK_EQ(reduce_kernel(dtype, op) != nullptr, supports(dtype, op));
+        int tables = 0;
+        if (supports(dtype, op)) CHECK(gpu_kernel(dtype, op, &tables) != nullptr && tables == 1);
       }
     }
   }
 }
 
 TEST(test_small_types) {
-  test_conversions<uint8_t>(DType::float8_e4m3fn, kE4m3fn);
-  test_conversions<uint8_t>(DType::float8_e5m2, kE5m2);
-  test_conversions<uint16_t>(DType::float16, kFloat16);
-  test_conversions<uint16_t>(DType::bfloat16, kBFloat16);
+  std::vector<Kernels> all = host_kernels();
+  all.push_back(gpu_kernels(256));
+  for (const DType dtype : kSmallFloats) {
+    for (const Kernels& kernels : all) test_conversions(kernels, dtype);
+  }
   test_float8_pairs(DType::float8_e4m3fn, kE4m3fn);
   test_float8_pairs(DType::float8_e5m2, kE5m2);
 }

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import itertools
 import os
-import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 
 import emulated_gpu
 import ringlet
-from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
+from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, roots_of, run
 from emulated_gpu import filled
 from exact_data import DTYPES, OPS, supported
 from ranks import Pool
@@ -27,27 +26,33 @@ from ringlet.bench.ranks.torch_ranks import Ringlet
 
 pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
 
-WORLDS = (1, 2, 3, 5, 8)
-
 each_way = pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
 
 
-def every_dtype_and_op(rank: int, world: int) -> None:
+def every_call(rank: int, world: int) -> None:
+    """Each collective goes to the GPU and back, with every pair of dtype and operation among the reductions. What the
+    engines make of every algorithm and count is tried below Python."""
     emulated_gpu.load()
     checks = Checks()
     pairs = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
     for number, (dtype, op) in enumerate(pairs):
         for collective in REDUCTIONS:
-            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
+            algorithm = (*ALGORITHMS[collective], "auto")[number % (len(ALGORITHMS[collective]) + 1)]
             in_place = collective in ONLY_IN_PLACE or number % 2 == 0
-            run(Case(collective, algorithm, dtype, op, world + 1, "gpu", in_place), rank, world, checks)
+            case = Case(
+                collective, algorithm, dtype, op, world + 1, "gpu", in_place, number % len(roots_of(collective, world))
+            )
+            run(case, rank, world, checks)
+    for collective, count in itertools.product(MOVES, (0, 123, 100_000)):
+        for root in roots_of(collective, world):
+            in_place = collective in ONLY_IN_PLACE or (collective != "all_to_all" and root % 2 == 0)
+            run(Case(collective, "auto", torch.int32, "sum", count, "gpu", in_place, root), rank, world, checks)
     checks.conclude()
 
 
 @each_way
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_dtype_and_op(device_pool, world, way):
-    device_pool.values(every_dtype_and_op, world, join="threads")
+def test_every_call(device_pool, way):
+    device_pool.values(every_call, 3, join="threads")
 
 
 def orders_of_every_algorithm(rank: int, world: int, dtype: torch.dtype) -> dict[str, list[str]]:
@@ -70,25 +75,6 @@ def test_a_gpu_adds_in_the_order_of_the_host(device_pool, way, dtype):
     for found in device_pool.values(orders_of_every_algorithm, 5, dtype, join="threads"):
         for algorithm in ALGORITHMS["all_reduce"]:
             assert found[f"{algorithm} on {emulated_gpu.DEVICE}"] == found[f"{algorithm} on cpu"], algorithm
-
-
-def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> None:
-    emulated_gpu.load()
-    checks = Checks()
-    places = (True,) if collective in ONLY_IN_PLACE else (False,) if collective == "all_to_all" else (True, False)
-    for algorithm, count, in_place in itertools.product(
-        (*ALGORITHMS[collective], "auto"), counts_of(collective, world), places
-    ):
-        root = (count + world) % len(roots_of(collective, world))
-        run(Case(collective, algorithm, torch.int32, "sum", count, "gpu", in_place, root), rank, world, checks)
-    checks.conclude()
-
-
-@each_way
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
-def test_every_algorithm_count_and_root(device_pool, collective, world, way):
-    device_pool.values(every_algorithm_count_and_root, world, collective, join="threads")
 
 
 def on_streams(rank: int, world: int) -> None:
@@ -140,62 +126,29 @@ def test_lists(device_pool, way):
     device_pool.values(on_lists, 3, join="threads")
 
 
-COME = threading.Event()
-
-
-def comes_later(rank: int, world: int) -> bool:
-    emulated_gpu.load()
-    tensor = filled(rank + 1.0)
-    ringlet.broadcast(tensor)  # the group's GPU part is there
-    if rank == 1:
-        assert COME.wait(60)
-    work = ringlet.all_reduce(tensor, async_op=True)
-    waiting = not work.is_completed()
-    COME.set()
-    work.wait(timeout=60)
-    assert work.is_completed() and tensor.cpu().tolist() == [2.0] * 1000
-    return waiting
-
-
-def test_the_host_does_not_wait(device_pool):
-    assert device_pool.values(comes_later, 2, join="threads")[0]
-
-
-def refused(rank: int, world: int) -> list[str]:
+def refused(rank: int, world: int) -> None:
     emulated_gpu.load()
     here, there = torch.ones(4), filled(1.0, 4)
-    said = []
-    for call in (
-        lambda: ringlet.all_reduce(there, output=here),
-        lambda: ringlet.all_reduce(here, output=there),
-        lambda: ringlet.send(there, rank),
-        lambda: ringlet.all_reduce(there, op="band"),
-        lambda: ringlet.all_reduce(there, algorithm="no such"),
-        lambda: ringlet.all_to_all(there, there),
+    group = ringlet.current()
+    for call, words in (
+        (lambda: ringlet.all_reduce(there, output=here), "must be on one device, got privateuseone:0 and cpu"),
+        (lambda: ringlet.all_reduce(here, output=there), "must be on one device, got cpu and privateuseone:0"),
+        (lambda: ringlet.send(there, rank), "peer must be a rank"),
+        (lambda: ringlet.all_reduce(there, algorithm="no such"), "no such"),
+        (lambda: ringlet.all_to_all(there, there), "overlap"),
+        (lambda: group.gpu_transport("cpu"), "not a GPU that ringlet supports"),
+        (lambda: ringlet.new_group(range(world), max_ctas=-1), "max_ctas must be from 1 to 1024, or 0 for no limit"),
     ):
-        with pytest.raises(ringlet.InvalidUsage) as caught:
+        with pytest.raises(ringlet.InvalidUsage, match=words):
             call()
-        said.append(str(caught.value))
     ringlet.all_reduce(there)
     assert there.cpu().tolist() == [2.0] * 4
-    return said
+    assert group.gpu_transport(emulated_gpu.DEVICE) == group.gpu_transport(there.device)
+    assert group.gpu_transport(there.device) == "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"
 
 
 def test_what_is_refused_harms_nothing(device_pool):
-    for said in device_pool.values(refused, 2, join="threads"):
-        for text, words in zip(
-            said,
-            (
-                "all tensors of a call must be on one device, got privateuseone:0 and cpu",
-                "all tensors of a call must be on one device, got cpu and privateuseone:0",
-                "peer must be a rank",
-                "band is not defined",
-                "no such",
-                "overlap",
-            ),
-            strict=True,
-        ):
-            assert words in text
+    device_pool.values(refused, 2, join="threads")
 
 
 def around(rank: int, world: int) -> None:
@@ -305,6 +258,7 @@ def by_a_table(rank: int, world: int, table: str) -> None:
         assert tensor.cpu().unique().tolist() == [world * (world + 1) / 2]
         ringlet.barrier()
         assert emulated_gpu.library().emulated_gpu_natives() == before + natives, count
+        assert emulated_gpu.library().emulated_gpu_max_ctas() == 1
         ringlet.barrier()
 
 
@@ -312,30 +266,6 @@ def test_a_table_says_which_way_calls_go(own_pool, tmp_path):
     table = tmp_path / "table"
     table.write_text("all_reduce above 4KiB up to 1MiB world 2 gpus nccl\nall_reduce gpus peers\n")
     own_pool.values(by_a_table, 2, str(table), join="threads")
-
-
-def few_processors(rank: int, world: int) -> None:
-    """Of a group made with a limit, and of one made of that."""
-    emulated_gpu.load()
-    emulated_gpu.go(rank, world, "both")
-    for given, blocks in ((None, 4), (2, 2)):  # the GPU of the host has 8 for two ranks
-        group = ringlet.new_group(range(world), max_ctas=given)
-        emulated_gpu.library().emulated_gpu_most_blocks()
-        ringlet.barrier()
-        tensor = filled(rank + 1.0, 100_000)
-        ringlet.all_reduce(tensor, group=group)
-        assert tensor.cpu().unique().tolist() == [3.0]
-        ringlet.barrier()
-        if rank == 0:
-            assert emulated_gpu.library().emulated_gpu_most_blocks() == blocks
-            assert emulated_gpu.library().emulated_gpu_max_ctas() == (given or -(1 << 31))
-        ringlet.barrier()
-    with pytest.raises(ringlet.InvalidUsage, match="max_ctas must be from 1 to 1024, or 0 for no limit, got -1"):
-        ringlet.new_group(range(world), max_ctas=-1)
-
-
-def test_a_limit_of_processors(device_pool):
-    device_pool.values(few_processors, 2, join="threads")
 
 
 @pytest.fixture
@@ -362,46 +292,6 @@ def differ(rank: int, world: int) -> str:
 def test_calls_that_differ_are_named(device_pool):
     for said in device_pool.values(differ, 2, join="threads"):
         assert "calls do not match" in said and "10 elements" in said and "11 elements" in said
-
-
-def alone(rank: int, world: int) -> str:
-    emulated_gpu.load()
-    tensor = filled(1.0)
-    ringlet.broadcast(tensor)
-    if rank == 0:
-        with pytest.raises(ringlet.Timeout) as caught:
-            ringlet.all_reduce(tensor, async_op=True, timeout=0.1).wait(timeout=60)
-        for later in (tensor, torch.ones(4)):
-            with pytest.raises(ringlet.Timeout):
-                ringlet.all_reduce(later)
-        return str(caught.value)
-    return ""
-
-
-@each_way
-def test_a_call_that_is_never_done_ends_with_timeout(device_pool, way):
-    said = device_pool.values(alone, 2, join="threads")[0]
-    assert "all_reduce #1" in said and "rank 0 of 2" in said
-    assert "deadline" in said or (way != "NCCL" and "waited too long for rank 1, at round 0" in said)
-
-
-def transports(rank: int, world: int) -> list[str]:
-    emulated_gpu.load()
-    group = ringlet.current()
-    with pytest.raises(ringlet.InvalidUsage, match="not a GPU that ringlet supports"):
-        group.gpu_transport("cpu")
-    return [group.gpu_transport(emulated_gpu.DEVICE), group.gpu_transport(filled(0.0).device)]
-
-
-@each_way
-def test_what_calls_run_on_is_told(device_pool, way):
-    wanted = {
-        "both": "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond",
-        "NCCL": "NCCL 2.28.9; no peer memory; rank 0: RINGLET_PEER_MEMORY_BYTES is 0",
-        "peer memory": f"peer memory up to {1 << 60} bytes, NCCL 2.28.9 beyond",
-    }[way]
-    for told in device_pool.values(transports, 2, join="threads"):
-        assert told[0] == told[1] and told[0].startswith(wanted)
 
 
 def measured(rank: int, world: int) -> dict[str, object]:
@@ -433,23 +323,3 @@ def test_registered_memory_of_a_gpu_is_set_aside():
     on_gpu = Sweep(device="cuda", memory=("registered",), end_bytes=64 << 20)
     assert on_gpu.gpu_heap_mib >= 2 * 64
     assert replace(on_gpu, memory=("ordinary",)).gpu_heap_mib == Sweep().gpu_heap_mib == 0
-
-
-def take_table(rank: int, world: int, table: str) -> None:
-    os.environ["RINGLET_TABLE"] = table
-
-
-def algorithm_told(rank: int, world: int) -> str:
-    """What calls that differ are said to have been."""
-    emulated_gpu.load()
-    with pytest.raises(ringlet.InvalidUsage) as caught:
-        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
-    return str(caught.value)
-
-
-def test_auto_goes_by_the_groups_table(own_pool, tmp_path):
-    table = tmp_path / "table"
-    table.write_text("all_reduce staged star\nall_reduce peers butterfly\n")
-    own_pool.values(take_table, 1, str(table), join="nothing")
-    for told in own_pool.values(algorithm_told, 2, join="threads"):
-        assert "(butterfly, " in told and "(star, " not in told

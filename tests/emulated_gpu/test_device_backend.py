@@ -73,9 +73,8 @@ def through_the_backend(rank: int, world: int, name: str) -> None:
 
 
 @each_way
-@pytest.mark.parametrize("world", [2, 3])
-def test_through_the_backend(device_pool, world, way):
-    device_pool.values(through_the_backend, world, f"backend {world} {way}", join="threads")
+def test_through_the_backend(device_pool, way):
+    device_pool.values(through_the_backend, 3, f"backend {way}", join="threads")
 
 
 def on(values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +113,7 @@ def uneven_blocks(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 4])
 def test_uneven_blocks(device_pool, world):
     device_pool.values(uneven_blocks, world, f"uneven {world}", join="threads")
 

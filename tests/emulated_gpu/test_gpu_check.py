@@ -125,19 +125,14 @@ def test_parts_share_the_time_of_a_half(main, logs, monkeypatch, capsys):
     assert "long: ended at its limit" in told and "late: no time left" in told and not (logs / "late.log").exists()
 
 
-def test_a_second_call_keeps_the_other_parts(main, tmp_path):
-    assert main([part("a", "print('first a')"), part("b", "print('first b')")]) == 0
+def test_a_second_call_keeps_the_other_parts(main, logs, tmp_path):
+    home = "/".join(["", "home", "somebody", "lib", "x.so"])
+    odd = f"```\n[x](y)\n{ROOT}/csrc/a.cc:7\n{home}: e\n"
+    assert main([part("a", "print('first a')"), part("b", f"print('first b')\nprint({odd!r})")]) == 0
     assert main([part("a", "print('second a')"), part("b", "print('second b')")], "a") == 0
     page = (tmp_path / "page.md").read_text()
     assert "second a" in page and "first b" in page and "first a" not in page
-
-
-def test_a_log_is_shortened_and_harmless_on_a_page(logs, tmp_path):
-    logs.mkdir()
-    home = "/".join(["", "home", "somebody", "lib", "x.so"])
-    kept(logs, "odd", f"left out\n{'.' * 60}\n".replace(".", "x\n") + f"```\n[x](y)\n{ROOT}/csrc/a.cc:7\n{home}: e\n")
-    text = summary.page(logs, ["odd"])
-    assert "'''\n[x] (y)\ncsrc/a.cc:7\n.../x.so: e\n" in text and text.count("```") == 2 and "left out" not in text
+    assert "'''\n[x] (y)\ncsrc/a.cc:7\n.../x.so: e\n" in page  # harmless in a fence of a page whose links are checked
 
 
 # ---- what the parts are made from
@@ -219,10 +214,6 @@ def verdict(logs, what):
     return found.verdict(), found.figure
 
 
-def test_nothing_is_met_before_anything_ran(logs):
-    assert {goal.verdict() for goal in summary.goals(logs)} == {"not measured"}
-
-
 CUT = check.ENDED
 SHARE = "sum of two of float32, 256 MiB\t{}\tof the copy's bandwidth\ngpu_check: {}\n"
 RATIO = "{}, {} virtual ranks, {} B: ncclAllReduce's time\t{}\tof ringlet's\n"
@@ -246,27 +237,20 @@ MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
     [
         ("kernels: every", "kernels", "x\ngpu_check: ok\n", 0, MET),
         ("kernels: every", "kernels", "gpu_check: FAILED\n", 1, NOT_MET),
-        ("kernels: every", "kernels", "some lines\n", -11, NOT_MET),
         ("kernels: every", "kernels", "some lines\n", CUT, NOT_MEASURED),
-        ("kernels: every", "kernels", "no driver\n", 2, NOT_MEASURED),
         ("memory: contract, worlds 2 3 4 8", "pull", "pull: cases\t612\tx\ngpu_check: ok\n", 0, MET),
         ("messages: contract, worlds 2 3 4, one", "nccl", "gpu_check: FAILED\n", CUT, NOT_MET),
         ("float32", "bandwidth", SHARE.format(0.9, "ok"), 0, MET),
         ("float32", "bandwidth", SHARE.format(0.899, "ok"), 0, NOT_MET),
-        ("float32", "bandwidth", SHARE.format("nan", "ok"), 0, NOT_MET),
         ("float32", "bandwidth", SHARE.format(0.95, "FAILED"), 1, NOT_MEASURED),
         ("float32", "bandwidth", SHARE.format(0.5, "FAILED"), 1, NOT_MET),
-        ("bfloat16", "bandwidth", SHARE.format(0.95, "ok"), 0, NOT_MEASURED),
         ("one_shot", "pull-speed", SMALL, 0, MET),
         ("one_shot", "pull-speed", SMALL, CUT, NOT_MEASURED),
         ("one_shot", "pull-speed", CHOSEN, 0, NOT_MEASURED),
         ("one_shot", "pull-speed", SMALL + by(" by Ring, LL", RATIO.format("one_shot", 2, 4096, 0.9)), 0, NOT_MET),
         ("one_shot", "pull-speed", SMALL + RATIO.format("one_shot", 3, 4096, 0.9), CUT, NOT_MET),
-        ("one_shot", "pull-speed", "gpu_check: ok\n", 0, NOT_MEASURED),
         ("ring over", "nccl-speed", LARGE + LARGER.format(0.8), 0, MET),
         ("ring over", "nccl-speed", LARGE + LARGER.format(0.79), 0, NOT_MET),
-        ("ring over", "nccl-speed", LARGE + LARGER.format(1.5), 1, NOT_MEASURED),
-        ("ring over", "nccl-speed", LARGE, 0, NOT_MEASURED),
         ("sanitizer", "sanitizer", "", 0, MET),
         ("sanitizer", "sanitizer", "", 9, NOT_MET),
         ("sanitizer", "sanitizer", "", CUT, NOT_MEASURED),
@@ -274,15 +258,9 @@ MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
     ],
 )
 def test_a_goal_is_judged_by_a_log(logs, what, name, text, status, wanted):
+    assert {goal.verdict() for goal in summary.goals(logs)} == {NOT_MEASURED}  # before anything ran
     kept(logs, name, text, status)
     assert verdict(logs, what)[0] == wanted
-
-
-def test_figures_are_told_with_where_they_are_from(logs):
-    kept(logs, "pull-speed", SMALL)
-    assert verdict(logs, "one_shot") == (MET, "1.010 (4 ranks, 262144 B)")
-    kept(logs, "pull", "a: cases\t600\tx\nb: cases\t12\tx\ngpu_check: ok\n")
-    assert verdict(logs, "contract, worlds 2 3 4 8") == (MET, "612 cases")
 
 
 def verbose(names, outcome="PASSED"):
@@ -293,16 +271,15 @@ def test_tests_are_judged_by_their_lines(logs):
     threads, training = summary.TESTED[next(iter(summary.TESTED))][1], summary.TRAINING
     kept(logs, "threads", verbose(threads[:2]), CUT)
     assert verdict(logs, "ranks as threads") == (NOT_MEASURED, "2 of 3 tests")
-    kept(logs, "threads", verbose(threads))
-    kept(logs, "messages", verbose(training) + verbose(["a_graph_is_replayed[1000-nccl]"]))
-    assert verdict(logs, "ranks as threads")[0] == verdict(logs, "training")[0] == MET
+    kept(logs, "messages", verbose(training))
+    assert verdict(logs, "training")[0] == MET
     kept(logs, "threads", verbose(threads) + verbose(threads[:1], "ERROR"), 1)
     assert verdict(logs, "ranks as threads") == (NOT_MET, "2 of 3 tests")
-    assert verdict(logs, "1000 times through NCCL")[0] == MET
-    assert verdict(logs, "1000 times through peers")[0] == NOT_MEASURED
 
 
-def test_the_page_tells_the_versions_and_channels(logs):
+def test_the_page_tells_figures_versions_and_channels(logs):
+    kept(logs, "pull-speed", SMALL)
+    assert verdict(logs, "one_shot") == (MET, "1.010 (4 ranks, 262144 B)")
     kept(logs, "smoke", "cuda\truntime 13000, driver 13010\n")
     kept(logs, "messages", "r:1:2 [0] NCCL INFO 8 coll channels, 8 collnet channels\nNCCL version 2.30.7+cuda13.3\n")
     text = summary.page(logs, ["smoke", "messages"])

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
@@ -20,7 +21,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "gpu/gpu.h"
-#include "reduce_reference.h"
+#include "reduce_cases.h"
 #include "section.h"
 
 namespace gpu_check {
@@ -73,6 +74,50 @@ class Memory {
   size_t bytes_;
   std::byte* data_ = nullptr;
 };
+
+/// A guarded buffer of the host's on the device, as far past a line as there. Its memory grows, and serves the next one:
+/// no kernel may use it then.
+class Twin {
+ public:
+  /// All of it, with its guards; the buffer must stay where it is.
+  void upload(reduce_reference::Buffer& host) {
+    host_ = &host;
+    const size_t bytes = host.storage.size() + kLine;
+    if (!memory_ || memory_->size() < bytes) {
+      memory_.reset();
+      memory_ = std::make_unique<Memory>(bytes + bytes / 2);
+    }
+    memory_->fill(host.storage, shift());
+  }
+  void download() {
+    const Bytes seen = memory_->read(shift(), host_->storage.size());
+    std::copy(seen.begin(), seen.end(), host_->storage.begin());
+  }
+  bool holds(const std::byte* on_host) const {
+    return on_host >= host_->storage.data() && on_host < host_->storage.data() + host_->storage.size();
+  }
+  std::byte* address(const std::byte* on_host) const {
+    return memory_->data() + shift() + (on_host - host_->storage.data());
+  }
+
+ private:
+  static constexpr size_t kLine = 256;
+  size_t shift() const {
+    return (reinterpret_cast<uintptr_t>(host_->storage.data()) - reinterpret_cast<uintptr_t>(memory_->data())) % kLine;
+  }
+
+  reduce_reference::Buffer* host_ = nullptr;
+  std::unique_ptr<Memory> memory_;
+};
+
+/// Where the device has what lies at that address of the host in one of them; null where it lies in none.
+template <class Twins>
+std::byte* on_device(const Twins& twins, const std::byte* on_host) {
+  for (const Twin& twin : twins) {
+    if (twin.holds(on_host)) return twin.address(on_host);
+  }
+  return nullptr;
+}
 
 class Stream {
  public:

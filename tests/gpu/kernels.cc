@@ -2,37 +2,19 @@
 // addresses that agree by 16 and that do not, in place and not, with guards; and one of more bytes than 32 bits count.
 #include <algorithm>
 #include <memory>
+#include <span>
 
-#include "arena.h"
-#include "conversions.h"
 #include "pull_world.h"
-#include "reduce_cases.h"
 
 using namespace reduce_reference;
 
 namespace gpu_check {
 namespace {
 
-enum Mode { kInPlace, kSeparate, kSecond, kModes };
-
-/// Of the random inputs: odd and prime, so that no error in an address that a power of two explains hides in a
-/// repetition.
-constexpr size_t kPeriod = 1531;
-constexpr size_t kLarge = 100003;
-
-/// An element's scalars, which its address is a multiple of.
-size_t alignment(DType dtype) { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
-
-/// What one operation makes of the first n inputs.
-struct Wanted {
-  ReduceOp op;
-  Finish finish;
-  Bytes result;  // of kPeriod elements
-};
+constexpr size_t kPeriod = 1531, kLarge = 100003;  // elements
 
 /// Where inputs and outputs lie.
 struct Shape {
-  int n;
   size_t count;
   size_t offset;  // of everything, in bytes past a line ...
   size_t apart;   // ... and how much further each source lies
@@ -43,124 +25,89 @@ class Reductions {
   explicit Reductions(const Options& options) : options_(options) {}
 
   void all_of(Section& section, DType dtype, bool tame) {
-    section_ = &section;
-    const std::vector<int> sources = options_.few ? std::vector{1, 2, 3} : std::vector{1, 2, 3, 8};
-    draw(dtype, sources.back(), tame);
-    for (const int n : sources) {
-      std::vector<Wanted> wanted;
-      for (int o = 0; o < kReduceOps; ++o) add_wanted(static_cast<ReduceOp>(o), n, wanted);
-      for (const Shape& shape : shapes(n, tame)) in_shape(shape, wanted);
+    for (const int n : options_.few ? std::vector{1, 2, 3} : std::vector{1, 2, 3, 8}) {
+      const std::vector<Shape> shapes = shapes_of(dtype, n, tame);
+      std::vector<Bytes> srcs;
+      for (int i = 0; i < n; ++i) srcs.push_back(random_input(dtype, shapes.back().count, tame, random_));
+      for (int o = 0; o < kReduceOps; ++o) {
+        const auto op = static_cast<ReduceOp>(o);
+        if (!supports(dtype, op)) continue;
+        for (const Finish& finish : finishes(op, n)) in_shapes(section, {dtype, op, srcs, finish, 0}, shapes);
+      }
     }
   }
 
   /// As many sources as a kernel takes.
   void most_sources(Section& section) {
-    section_ = &section;
-    draw(DType::float32, device().most_sources, /*tame=*/true);
-    std::vector<Wanted> wanted;
-    const std::vector<Bytes> srcs(inputs_.begin(), inputs_.end());
-    wanted.push_back({ReduceOp::sum, {}, reference(dtype_, ReduceOp::sum, srcs, {})});
-    for (const size_t count : {size_t{64}, kPeriod}) in_shape({device().most_sources, count, 0, 0}, wanted);
-    in_shape({device().most_sources, kPeriod, 4, 4}, wanted);
+    std::vector<Bytes> srcs;
+    for (int i = 0; i < device().most_sources; ++i)
+      srcs.push_back(random_input(DType::float32, kPeriod, true, random_));
+    in_shapes(section, {DType::float32, ReduceOp::sum, srcs, {}, 0}, {{64, 0, 0}, {kPeriod, 0, 0}, {kPeriod, 4, 4}});
+  }
+
+  /// All codes of the small floats, scaled: the device converts float16 by its own instructions, which no host test can
+  /// run.
+  void conversions(Section& section) {
+    for (const DType dtype : kSmallFloats) {
+      const std::vector<Bytes> codes{all_codes(dtype)};
+      const size_t count = codes[0].size() / element_size(dtype);
+      for (const float scale : kRoundingScales) {
+        if (options_.few && scale != 0.75f && scale != 0x1.8p-10f) continue;
+        in_shapes(section, {dtype, ReduceOp::premul_sum, codes, {0, scale, 1}, 0}, {{count, 0, 0}});
+      }
+    }
   }
 
  private:
-  void draw(DType dtype, int n, bool tame) {
-    dtype_ = dtype;
-    inputs_.clear();
-    for (int i = 0; i < n; ++i) inputs_.push_back(random_input(dtype, kPeriod, tame, random_));
-  }
-
-  void add_wanted(ReduceOp op, int n, std::vector<Wanted>& wanted) const {
-    if (!supports(dtype_, op)) return;
-    const std::vector<Bytes> srcs(inputs_.begin(), inputs_.begin() + n);
-    for (const Finish& finish : finishes(op, n)) wanted.push_back({op, finish, reference(dtype_, op, srcs, finish)});
-  }
-
-  std::vector<Shape> shapes(int n, bool tame) const {
-    const size_t unit = alignment(dtype_);
-    if (options_.few) return {{n, 1, 0, 0}, {n, kPeriod, 0, 0}, {n, kPeriod, unit, unit}};
+  std::vector<Shape> shapes_of(DType dtype, int n, bool tame) const {
+    const size_t unit = alignment(dtype);
+    if (options_.few) return {{1, 0, 0}, {kPeriod, 0, 0}, {kPeriod, unit, unit}};
     std::vector<Shape> all;
     for (const size_t count : {size_t{1}, size_t{64}, kPeriod, kLarge}) {
       if (count == kLarge && (n > 3 || tame)) continue;
       for (const size_t offset : {size_t{0}, unit}) {
-        for (const size_t apart : {size_t{0}, unit}) all.push_back({n, count, offset, apart});
+        for (const size_t apart : {size_t{0}, unit}) all.push_back({count, offset, apart});
       }
     }
     return all;
   }
 
-  /// The sources are brought to the device once, and looked at again when all is done.
-  void in_shape(const Shape& shape, const std::vector<Wanted>& wanted) {
-    if (section_->hopeless()) return;
-    const size_t bytes = shape.count * element_size(dtype_);
-    arena_.clear();
-    sources_.clear();
-    for (size_t i = 0; i < static_cast<size_t>(shape.n); ++i) {
-      sources_.push_back(arena_.place(bytes, shape.offset + shape.apart * i));
-      arena_.expect(sources_.back(), inputs_[i]);
-    }
-    outputs_[0] = arena_.place(bytes, shape.offset);
-    outputs_[1] = arena_.place(bytes, shape.offset);
-    const std::string of = std::string(name(dtype_)) + " n=" + std::to_string(shape.n) +
-                           " count=" + std::to_string(shape.count) + " offset=" + std::to_string(shape.offset) +
-                           " apart=" + std::to_string(shape.apart);
-    section_->attempt(of + ": sources", [&] {
-      arena_.write(sources_.front(), outputs_[1]);
-      for (const Wanted& one : wanted) {
-        // One way for each of the longest, whose copies to and from the host take longer than all else.
-        const bool one_mode = options_.few || shape.count == kLarge;
-        for (int mode = 0; mode < kModes; ++mode) {
-          if (!one_mode || mode == turn_ % kModes) one_case(shape, one, static_cast<Mode>(mode), of);
-        }
-        ++turn_;
+  void in_shapes(Section& section, const Reduction& reduction, const std::vector<Shape>& shapes) {
+    const Bytes expected = reference(reduction.dtype, reduction.op, reduction.srcs, reduction.finish);
+    for (const auto& [count, offset, apart] : shapes) {
+      // One way for each of the longest, whose copies to and from the host take longer than all else.
+      const bool one_way = options_.few || count >= kLarge;
+      for (int way = 0; way < 3; ++way) {
+        if (section.hopeless()) return;
+        if (one_way && way != turn_ % 3) continue;
+        Reduction one = {reduction.dtype, reduction.op, reduction.srcs, reduction.finish,
+                         count,           offset,       apart,          static_cast<Into>(way)};
+        section.attempt("a reduction", [&] {
+          return wrong_after(one, expected, [&](const ReduceArgs& args, auto& buffers) { run(one, args, buffers); });
+        });
       }
-      return arena_.difference(sources_.front(), sources_.back());
-    });
-  }
-
-  void one_case(const Shape& shape, const Wanted& one, Mode mode, const std::string& of) {
-    if (section_->hopeless()) return;
-    const std::string what = of + " " + name(one.op) + " mode=" + std::to_string(mode) +
-                             " divisor=" + std::to_string(one.finish.divisor) +
-                             " scaled=" + std::to_string(one.finish.scaled_source);
-    section_->attempt(what, [&] { return run(shape, one, mode); });
-  }
-
-  std::string run(const Shape& shape, const Wanted& one, Mode mode) {
-    const size_t own = shape.count % static_cast<size_t>(shape.n);
-    const Arena::Piece& result = mode == kInPlace ? sources_[own] : outputs_[0];
-    for (const Arena::Piece& output : outputs_) arena_.expect_nothing(output);
-    arena_.write(outputs_[0], outputs_[1]);
-    std::vector<const std::byte*> srcs;
-    for (const Arena::Piece& source : sources_) srcs.push_back(arena_.address(source));
-    ReduceArgs args{.dst = arena_.address(result), .srcs = srcs.data(), .n = shape.n, .count = shape.count};
-    args.dst2 = mode == kSecond ? arena_.address(outputs_[1]) : nullptr;
-    args.scaled_source = one.finish.scaled_source;
-    args.scale = one.finish.scale;
-    args.divisor = one.finish.divisor;
-    ok(device().reduce(&args, dtype_, one.op, stream_.get()), "launching a reduction");
-    stream_.wait();
-    arena_.expect(result, one.result);
-    if (mode == kSecond) arena_.expect(outputs_[1], one.result);
-    std::string wrong = arena_.difference(outputs_[0], outputs_[1]);
-    if (mode == kInPlace) {
-      if (wrong.empty()) wrong = arena_.difference(result, result);
-      arena_.expect(result, inputs_[own]);
-      arena_.write(result, result);
+      ++turn_;
     }
-    return wrong;
   }
 
-  Section* section_ = nullptr;  // of the dtype
+  void run(const Reduction& one, ReduceArgs args, std::vector<Buffer>& buffers) {
+    twins_.resize(std::max(twins_.size(), buffers.size()));
+    for (size_t i = 0; i < buffers.size(); ++i) twins_[i].upload(buffers[i]);
+    const std::span twins(twins_.data(), buffers.size());
+    std::vector<const std::byte*> srcs;
+    for (int i = 0; i < args.n; ++i) srcs.push_back(on_device(twins, args.srcs[i]));
+    args.srcs = srcs.data();
+    args.dst = on_device(twins, args.dst);
+    args.dst2 = args.dst2 == nullptr ? nullptr : on_device(twins, args.dst2);
+    ok(device().reduce(&args, one.dtype, one.op, stream_.get()), "launching a reduction");
+    stream_.wait();
+    for (Twin& twin : twins) twin.download();
+  }
+
   const Options options_;
   Stream stream_;
-  Arena arena_;
+  std::vector<Twin> twins_;
   std::mt19937_64 random_{1};
-  DType dtype_ = DType::float32;
-  std::vector<Bytes> inputs_;
-  std::vector<Arena::Piece> sources_;
-  Arena::Piece outputs_[2];
   int turn_ = 0;
 };
 
@@ -179,6 +126,9 @@ void reductions(const Options& options) {
     all.add(section);
   }
   all.conclude();
+  Section conversions("conversions");
+  reductions.conversions(conversions);
+  conversions.conclude();
 }
 
 /// More bytes, and more elements, than 32 bits count; addresses on both sides of each bound are looked at.
@@ -195,7 +145,7 @@ void beyond_32_bits(const Options& options) {
   std::mt19937_64 random(3);
   // No power of two, or an address that is wrong by one would hold the same.
   const Bytes a = random_bytes(4194301, random), b = random_bytes(4194301, random);
-  const Bytes poison(1 << 20, Arena::kFill);
+  const Bytes poison(1 << 20, Buffer::kFill);
   repeat(*memory[0], a, stream);
   repeat(*memory[1], b, stream);
   repeat(*memory[2], poison, stream);
@@ -231,7 +181,6 @@ void a_missing_rank() {
 
 void kernels(const Options& options) {
   attempt("reductions", [&] { reductions(options); });
-  attempt("conversions", [&] { conversions(options); });
   attempt("a missing rank", a_missing_rank);
   attempt("sum of more than 4 GiB", [&] { beyond_32_bits(options); });
 }

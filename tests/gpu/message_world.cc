@@ -1,116 +1,118 @@
 #include "message_world.h"
 
-#include "nccl_ranks.h"
-
 namespace gpu_check {
 namespace {
 
-constexpr std::chrono::seconds kRendezvous{30};
-constexpr std::chrono::seconds kThread{40};  // for a rank's thread: longer than anything that it waits for
 constexpr std::chrono::seconds kEnding{10};  // for streams, when NCCL is aborted
 
-void take_device() { device().use(0); }
+// Of the world that is made, and of the rank whose steps are written down.
+const NcclRanks* made = nullptr;
+std::vector<MessageWorld::Step>* steps = nullptr;
+
+int add(std::function<int()> act) { return steps->push_back({.act = std::move(act)}), 0; }
+
+int add_to_group(std::function<int(const NcclApi&)> transfer) {
+  return steps->back().group.push_back(std::move(transfer)), kNcclSuccess;
+}
+
+NcclApi recording_nccl(const NcclApi& real) {
+  NcclApi api = real;
+  api.comm_init_rank_config = [](NcclComm* comm, int, NcclUniqueId, int rank, NcclConfig*) {
+    return *comm = made->comms()[static_cast<size_t>(rank)], kNcclSuccess;
+  };
+  api.comm_finalize = api.comm_destroy = api.comm_abort = [](NcclComm) { return kNcclSuccess; };  // NcclRanks' to end
+  api.group_start = [] { return steps->emplace_back(), kNcclSuccess; };
+  api.group_end = [] { return kNcclSuccess; };
+  api.send = [](const void* from, size_t bytes, int type, int peer, NcclComm comm, NcclStream stream) {
+    return add_to_group([=](const NcclApi& nccl) { return nccl.send(from, bytes, type, peer, comm, stream); });
+  };
+  api.recv = [](void* to, size_t bytes, int type, int peer, NcclComm comm, NcclStream stream) {
+    return add_to_group([=](const NcclApi& nccl) { return nccl.recv(to, bytes, type, peer, comm, stream); });
+  };
+  return api;
+}
+
+const RingletCudaDevice& recording_device() {
+  static const RingletCudaDevice table = [] {
+    RingletCudaDevice made = device();
+    made.reduce = [](const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
+      return add([args = *args, srcs = std::vector(args->srcs, args->srcs + args->n), dtype, op, stream]() mutable {
+        args.srcs = srcs.data();
+        return device().reduce(&args, dtype, op, stream);
+      });
+    };
+    made.copy = [](void* dst, const void* src, size_t bytes, void* stream) {
+      return add([=] { return device().copy(dst, src, bytes, stream); });
+    };
+    made.record = [](void* event, void* stream) { return add([=] { return device().record(event, stream); }); };
+    made.wait = [](void* stream, void* event) { return add([=] { return device().wait(stream, event); }); };
+    return made;
+  }();
+  return table;
+}
 
 }  // namespace
 
-MessageWorld::MessageWorld(int world, const Options& options)
+MessageWorld::MessageWorld(int world, const Options& options, const GpuMessageExecutor::Limits& limits)
     : timeout_(options.few ? 30 : 10),
-      together_(nccl_api(), world, take_device),
+      nccl_(std::make_unique<NcclRanks>(world)),
       connecting_(static_cast<size_t>(2 * world * world)) {
-  for (int q = 0; q < world; ++q) ranks_.push_back(std::make_unique<Rank>());
+  made = nccl_.get();
+  const NcclApi api = recording_nccl(nccl_->api());
+  for (int q = 0; q < world; ++q) {
+    Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
+    const NcclCommunicator::Setup setup{.rank = q, .world = world};
+    rank.communicator = std::make_unique<NcclCommunicator>(api, setup, Deadline::after(timeout_));
+    rank.engine = std::make_unique<GpuMessageExecutor>(*rank.communicator, recording_device(), limits);
+  }
+  connect();
 }
 
-void MessageWorld::start(const GpuMessageExecutor::Limits& limits) {
-  const NcclUniqueId id = NcclCommunicator::make_id(nccl_api());
-  std::string wrong = on_all([&](Rank&, int rank) { join(rank, id, limits); });
-  if (wrong.empty()) wrong = connect();
-  if (wrong.empty()) wrong = wait();
-  if (!wrong.empty()) throw DeviceError("making a world of NCCL's ranks: " + wrong);
-}
-
-void MessageWorld::join(int rank, const NcclUniqueId& id, const GpuMessageExecutor::Limits& limits) {
+void MessageWorld::connect() {
   const auto world = static_cast<int>(ranks_.size());
-  Rank& one = *ranks_[static_cast<size_t>(rank)];
-  const NcclCommunicator::Setup setup{.id = id, .rank = rank, .world = world, .max_ctas = most_ctas(world)};
-  one.communicator = std::make_unique<NcclCommunicator>(together_.api(), setup, Deadline::after(kRendezvous));
-  one.engine = std::make_unique<GpuMessageExecutor>(*one.communicator, device(), limits);
-  one.nccls_own = std::make_unique<NcclCollectives>(*one.communicator);
-}
-
-/// Every pair in one group: later groups need not be of the same round on all ranks.
-std::string MessageWorld::connect() {
-  return in_call([this](Rank& one, int rank) {
-    const auto world = static_cast<int>(ranks_.size());
-    one.communicator->open_group();
+  for (int q = 0; q < world; ++q) {
+    Rank& rank = *ranks_[static_cast<size_t>(q)];
+    steps = &rank.steps;
+    rank.communicator->open_group();
     for (int peer = 0; peer < world; ++peer) {
-      if (peer == rank) continue;
-      std::byte* own = connecting_.data() + 2 * (rank * world + peer);
-      one.communicator->send(own, 1, peer, one.stream.get());
-      one.communicator->recv(own + 1, 1, peer, one.stream.get());
+      if (peer == q) continue;
+      std::byte* own = connecting_.data() + 2 * (q * world + peer);
+      rank.communicator->send(own, 1, peer, rank.stream.get());
+      rank.communicator->recv(own + 1, 1, peer, rank.stream.get());
     }
-    one.communicator->close_group(Deadline::after(timeout_));
-  });
-}
-
-/// By each rank's thread; what they threw.
-std::string MessageWorld::on_all(const std::function<void(Rank&, int)>& act) {
-  for (size_t q = 0; q < ranks_.size(); ++q) {
-    ranks_[q]->thread.begin([act, &rank = *ranks_[q], q] {
-      take_device();
-      act(rank, static_cast<int>(q));
-    });
+    rank.communicator->close_group(Deadline::after(timeout_));
   }
-  std::string all;
-  for (size_t q = 0; q < ranks_.size(); ++q) {
-    const std::string wrong = ranks_[q]->thread.end(kThread);
-    if (!wrong.empty()) all += (all.empty() ? "rank " : "; rank ") + std::to_string(q) + ": " + wrong;
-  }
-  return all;
+  play();
+  if (const std::string late = wait(); !late.empty()) throw DeviceError("connecting NCCL's ranks: " + late);
 }
 
-/// What closes groups: nobody waits for the group of a rank that has come to its end, or failed.
-std::string MessageWorld::in_call(const std::function<void(Rank&, int)>& act) {
-  together_.enter();
-  return on_all([this, act](Rank& one, int rank) {
-    const std::shared_ptr<void> left(nullptr, [this](void*) { together_.leave(); });
-    act(one, rank);
-  });
-}
-
-void MessageWorld::place(const Case& c, const Expectation& expectation) {
-  for (size_t q = 0; q < ranks_.size(); ++q) {
-    const auto rank = static_cast<int>(q);
-    ranks_[q]->call = ranks_[q]->tensors.place(c, rank, expectation.input(rank));
-    ranks_[q]->call.timeout = timeout_;
+void MessageWorld::record(int times) {
+  for (auto& rank : ranks_) {
+    rank->steps.clear();
+    steps = &rank->steps;
+    for (int i = 0; i < times; ++i) rank->engine->run(rank->call, rank->stream.get());
   }
 }
 
-std::string MessageWorld::launch(int times) {
-  return in_call([times](Rank& rank, int) {
-    for (int i = 0; i < times; ++i) rank.engine->run(rank.call, rank.stream.get());
-  });
-}
-
-std::string MessageWorld::launch_nccls_own(int times) {
-  return in_call([times](Rank& rank, int) {
-    Call call = rank.call;
-    call.algorithm = nccls_own(call.collective);
-    for (int i = 0; i < times; ++i) rank.nccls_own->run(call, rank.stream.get());
-  });
-}
-
-std::string MessageWorld::hand_over(int times) {
-  const std::string wrong = in_call([this, times](Rank& one, int rank) {
-    const auto world = static_cast<int>(ranks_.size());
-    const int next = (rank + 1) % world, before = (rank + world - 1) % world;
-    for (int i = 0; i < times; ++i) {
-      one.communicator->open_group();
-      one.communicator->send(connecting_.data() + 2 * (rank * world + next), 1, next, one.stream.get());
-      one.communicator->recv(connecting_.data() + 2 * (rank * world + before) + 1, 1, before, one.stream.get());
-      one.communicator->close_group(Deadline::after(timeout_));
+void MessageWorld::play() {
+  within(timeout_, "launching what the ranks recorded", [this] {
+    ok(device().use(0), "taking the device");
+    std::vector<size_t> next(ranks_.size());
+    for (;;) {
+      std::vector<const Step*> groups;
+      for (size_t q = 0; q < ranks_.size(); ++q) {
+        const std::vector<Step>& todo = ranks_[q]->steps;
+        for (; next[q] < todo.size() && todo[next[q]].act; ++next[q]) ok(todo[next[q]].act(), "launching");
+        if (next[q] < todo.size()) groups.push_back(&todo[next[q]++]);
+      }
+      if (groups.empty()) return;
+      nccl_->as_one([&](const NcclApi& api, const auto& take) {
+        for (const Step* step : groups) {
+          for (const auto& transfer : step->group) take(transfer(api));
+        }
+      });
     }
   });
-  return wrong.empty() ? wait() : wrong;
 }
 
 std::string MessageWorld::wait() {
@@ -124,27 +126,18 @@ std::string MessageWorld::wait() {
   return all;
 }
 
-std::string MessageWorld::difference(const Expectation& expectation) {
-  std::string all;
-  for (size_t q = 0; q < ranks_.size(); ++q) {
-    const std::string wrong = ranks_[q]->tensors.difference(expectation.output(static_cast<int>(q)));
-    if (!wrong.empty()) all += (all.empty() ? "rank " : "; rank ") + std::to_string(q) + ": " + wrong;
-  }
-  return all;
-}
-
 std::string MessageWorld::run(const Case& c, const Expectation& expectation) {
-  place(c, expectation);
-  const std::string failed = launch(1);
-  const std::string late = device_hangs ? "" : wait();
-  if (!failed.empty() || !late.empty()) return failed + (failed.empty() ? "" : "; ") + late;
+  place_all(ranks_, c, expectation, timeout_);
+  record(1);
+  play();
+  if (const std::string late = wait(); !late.empty()) return late;
   for (auto& rank : ranks_) rank->communicator->check();
-  return difference(expectation);
+  return difference_of_all(ranks_, expectation);
 }
 
 /// Their kernels end when NCCL is aborted on all ranks; where they do not, nothing can come after.
 void MessageWorld::end_failed() {
-  if (!together_.abort_all()) device_hangs = true;
+  nccl_.reset();
   try {
     for (auto& rank : ranks_) {
       if (!device_hangs && !rank->stream.done_within(kEnding)) device_hangs = true;

@@ -1,4 +1,4 @@
-// The message engine's contract on virtual ranks whose NCCL one thread drives: every algorithm, whole and in segments,
+// The message engine's contract on virtual ranks: every algorithm, whole and in segments,
 // in place and not, every dtype and operation, exact.
 #include <memory>
 
@@ -28,10 +28,7 @@ class Contract {
     if (section_.hopeless()) return;
     const int before = section_.failures();
     section_.attempt(describe_case(c), [&] {
-      if (!world_) {
-        world_ = std::make_unique<MessageWorld>(size_, options_);
-        world_->start(kLimits);
-      }
+      if (!world_) world_ = std::make_unique<MessageWorld>(size_, options_, kLimits);
       if (!expectation_ || !expectation_->fits(c)) expectation_ = std::make_unique<Expectation>(c);
       return world_->run(c, *expectation_);
     });

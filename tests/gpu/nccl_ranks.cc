@@ -1,7 +1,5 @@
 #include "nccl_ranks.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <future>
@@ -80,9 +78,6 @@ std::unique_ptr<NcclRanks> NcclRanks::make(int world) {
 }
 
 NcclRanks::NcclRanks(int world) : api_(nccl_api()) {
-  void* library = ::dlopen(api_.path.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  all_reduce_ = reinterpret_cast<AllReduce>(library == nullptr ? nullptr : ::dlsym(library, "ncclAllReduce"));
-  if (all_reduce_ == nullptr) throw DeviceError(api_.path + " has no ncclAllReduce");
   const auto made = std::make_shared<std::vector<NcclComm>>();
   within(kBeginning, "making NCCL's communicators", [made, &api = api_, world, ctas = most_ctas(world)] {
     *made = communicators(api, static_cast<size_t>(world), ctas);
@@ -100,13 +95,22 @@ NcclRanks::~NcclRanks() {
   }
 }
 
-void NcclRanks::sum_of_floats(const std::vector<Buffers>& ranks, size_t count) {
+void NcclRanks::as_one(const std::function<void(const NcclApi&, const Take&)>& act) const {
   take(api_, api_.group_start());
-  for (size_t q = 0; q < comms_.size(); ++q) {
-    const Buffers& rank = ranks[q];
-    take(api_, all_reduce_(rank.input, rank.output, count, kFloat, kSum, comms_[q], rank.stream));
-  }
-  take(api_, api_.group_end());
+  int refused = kNcclSuccess;  // the group is ended in any case: NCCL counts those that a thread has open
+  act(api_, [&](int result) {
+    if (refused == kNcclSuccess && result != kNcclInProgress) refused = result;
+  });
+  const int ended = api_.group_end();
+  take(api_, refused == kNcclSuccess ? ended : refused);
+}
+
+void NcclRanks::sum_of_floats(const std::vector<Buffers>& ranks, size_t count) const {
+  as_one([&](const NcclApi& api, const Take& take) {
+    for (size_t q = 0; q < comms_.size(); ++q) {
+      take(api.all_reduce(ranks[q].input, ranks[q].output, count, kFloat, kSum, comms_[q], ranks[q].stream));
+    }
+  });
 }
 
 }  // namespace gpu_check

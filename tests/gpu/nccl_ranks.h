@@ -1,9 +1,9 @@
-// NCCL's own all-reduce on virtual ranks, to compare with: all ranks' calls are one group of one thread, as NCCL
+// NCCL on virtual ranks, and its own all-reduce to compare with: all ranks' calls are one group of one thread, as NCCL
 // demands of ranks that share a device.
 //
-// Contract: the constructor throws where NCCL refuses, has no ncclAllReduce or is not done in time; a call only
-// enqueues. What NCCL does not come back from is left to a thread of its own. Ownership: owns the communicators; aborts
-// them at its end. Thread safety: one thread at a time.
+// Contract: the constructor throws where NCCL refuses or is not done in time; a call only enqueues. What NCCL does not
+// come back from is left to a thread of its own. Ownership: owns the communicators; aborts them at its end.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -44,13 +44,17 @@ class NcclRanks {
     NcclStream stream;
   };
   /// Of `count` float32 of every rank.
-  void sum_of_floats(const std::vector<Buffers>& ranks, size_t count);
+  void sum_of_floats(const std::vector<Buffers>& ranks, size_t count) const;
+
+  /// One group for all ranks; `act` calls functions of NCCL, and throws nothing. Throws what NCCL refused.
+  using Take = std::function<void(int result)>;
+  void as_one(const std::function<void(const NcclApi&, const Take&)>& act) const;
+
+  const NcclApi& api() const { return api_; }
+  const std::vector<NcclComm>& comms() const { return comms_; }  ///< by rank
 
  private:
-  using AllReduce = int (*)(const void*, void*, size_t, int, int, NcclComm, NcclStream);
-
   const NcclApi& api_;
-  AllReduce all_reduce_ = nullptr;
   std::vector<NcclComm> comms_;
 };
 

@@ -1,14 +1,13 @@
 // The message engine's time for large all-reduces on virtual ranks, and ncclAllReduce's beside it, on the same
 // communicators, streams and buffers, in turns: medians, of ratios within pairs.
 //
-// Groups and collectives go through nccl_together.h, where one thread makes all ranks' launches: what that costs a
-// group is in the times, and has a line of its own. Peers on one GPU get two channels: NCCL_MAX_CTAS=2 gives a
-// collective no more. Results are looked at before, in some places where they are long.
+// ringlet's calls are recorded, and one thread launches what all ranks' engines made of them: the engines' own time on the
+// host is not in the times. Peers on one GPU get two channels: NCCL_MAX_CTAS=2 gives a collective no more. Results are
+// looked at before, in some places where they are long.
 #include <algorithm>
 #include <memory>
 
 #include "message_world.h"
-#include "whole_numbers.h"
 
 using namespace reduce_reference;
 
@@ -21,10 +20,7 @@ constexpr size_t kBlock = 1000003;  // elements of the inputs, repeated
 class Timed {
  public:
   Timed(int size, const Options& options)
-      : size_(size),
-        rounds_(options.few ? 1 : 7),
-        handed_(options.few ? 20 : 500),
-        world_(new MessageWorld(size, options)) {}
+      : size_(size), rounds_(options.few ? 1 : 7), world_(new MessageWorld(size, options, {})) {}
   ~Timed() {
     drop(world_);
     for (auto& buffer : buffers_) drop(buffer);
@@ -36,9 +32,6 @@ class Timed {
     const std::vector<Bytes> blocks = whole_numbers(size_, kBlock);
     total_ = reference(DType::float32, ReduceOp::sum, blocks, {});
     for (size_t q = 0; q < blocks.size(); ++q) repeat(buffers_[q]->input, blocks[q], filling_);
-    world_->start(GpuMessageExecutor::Limits{});
-    const double time = seconds([&] { throw_if(world_->hand_over(handed_)); });
-    tell("a group of a byte to the next rank, " + ranks(), 1e6 * time / handed_, "us");
   }
   void end_failed() { world_->end_failed(); }
 
@@ -48,10 +41,12 @@ class Timed {
     const std::string name = std::string(algorithm) + ", " + ranks() + ", " + std::to_string(bytes) + " B";
     const int calls = static_cast<int>(std::clamp<size_t>(64 * kMiB / bytes, 2, 20));
     std::vector<double> times, ratios;
-    check([&] { own(1); });
+    world_->record(1);
+    check([&] { own(); });
     check([&] { nccls_own(1); });
+    world_->record(calls);
     for (int round = 0; round < rounds_; ++round) {
-      times.push_back(seconds([&] { own(calls); }) / calls);
+      times.push_back(seconds([&] { own(); }) / calls);
       ratios.push_back(seconds([&] { nccls_own(calls); }) / (times.back() * calls));
     }
     tell(name, 1e6 * median(times), "us");
@@ -64,9 +59,6 @@ class Timed {
     Memory input, output;
   };
 
-  static void throw_if(const std::string& wrong) {
-    if (!wrong.empty()) throw DeviceError(wrong);
-  }
   std::string ranks() const { return std::to_string(size_) + " virtual ranks"; }
 
   void allocate(size_t bytes) {
@@ -92,13 +84,18 @@ class Timed {
     }
   }
 
-  void own(int calls) {
-    throw_if(world_->launch(calls));
-    throw_if(world_->wait());
+  void own() {
+    world_->play();
+    wait("");
   }
   void nccls_own(int calls) {
-    throw_if(world_->launch_nccls_own(calls));
-    if (const std::string wrong = world_->wait(); !wrong.empty()) throw DeviceError("ncclAllReduce: " + wrong);
+    std::vector<NcclRanks::Buffers> buffers;
+    for (auto& rank : world_->ranks()) buffers.push_back({rank->call.input, rank->call.output, rank->stream.get()});
+    for (int i = 0; i < calls; ++i) world_->nccl().sum_of_floats(buffers, world_->ranks()[0]->call.count);
+    wait("ncclAllReduce: ");
+  }
+  void wait(const char* what) {
+    if (const std::string late = world_->wait(); !late.empty()) throw DeviceError(what + late);
   }
 
   void check(const std::function<void()>& all_reduce) {
@@ -116,7 +113,7 @@ class Timed {
     }
   }
 
-  const int size_, rounds_, handed_;
+  const int size_, rounds_;
   // One for all ranks: there are as many streams in a process that do not wait for each other as hardware queues, 32.
   Stream filling_;
   std::unique_ptr<MessageWorld> world_;

@@ -10,7 +10,6 @@
 #include "nccl_ranks.h"
 #include "pull_world.h"
 #include "replay.h"
-#include "whole_numbers.h"
 
 namespace gpu_check {
 namespace {
@@ -58,7 +57,7 @@ class Timed {
     world_->spoil();
     nccl.sum_of_floats(buffers(), expectation_->shape().count);
     world_->wait();
-    const std::string wrong = world_->difference(expectation_->shape(), *expectation_);
+    const std::string wrong = world_->difference(*expectation_);
     if (!wrong.empty()) throw DeviceError("ncclAllReduce: " + wrong);
   }
 

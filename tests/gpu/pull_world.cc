@@ -61,14 +61,6 @@ PullWorld::PullWorld(int world, const Options& options, bool as_groups)
   }
 }
 
-void PullWorld::place(const Case& c, const Expectation& expectation) {
-  for (size_t q = 0; q < ranks_.size(); ++q) {
-    const auto rank = static_cast<int>(q);
-    ranks_[q]->call = ranks_[q]->tensors.place(c, rank, expectation.input(rank));
-    ranks_[q]->call.timeout = timeout_;
-  }
-}
-
 void PullWorld::launch(bool registered) {
   for (auto& rank : ranks_) engine(*rank, registered).run(rank->call, rank->stream.get());
 }
@@ -90,22 +82,12 @@ void PullWorld::wait() {
   for (auto& rank : ranks_) rank->stream.wait();
 }
 
-std::string PullWorld::difference(const Case& c, const Expectation& expectation) {
-  std::string all;
-  for (int q = 0; q < c.world; ++q) {
-    RankTensors& tensors = ranks_[static_cast<size_t>(q)]->tensors;
-    const std::string wrong = tensors.difference(expectation.output(q));
-    if (!wrong.empty()) all += (all.empty() ? "rank " : "; rank ") + std::to_string(q) + ": " + wrong;
-  }
-  return all;
-}
-
 void PullWorld::spoil() {
   for (auto& rank : ranks_) rank->tensors.spoil();
 }
 
 std::string PullWorld::run(const Case& c, const Expectation& expectation, bool registered) {
-  place(c, expectation);
+  place_all(ranks_, c, expectation, timeout_);
   launch_in_disorder(registered);
   wait();
   std::string all;
@@ -116,14 +98,13 @@ std::string PullWorld::run(const Case& c, const Expectation& expectation, bool r
       all += (all.empty() ? "" : "; ") + std::string(error.what());
     }
   }
-  const std::string wrong = difference(c, expectation);
+  const std::string wrong = difference(expectation);
   return all.empty() ? wrong : all + "; " + wrong;
 }
 
 std::string PullWorld::alone(int rank, const Expectation& expectation, std::chrono::milliseconds timeout) {
-  place(expectation.shape(), expectation);
+  place_all(ranks_, expectation.shape(), expectation, timeout);
   Rank& one = *ranks_[static_cast<size_t>(rank)];
-  one.call.timeout = timeout;
   one.staged.run(one.call, one.stream.get());
   one.stream.wait();
   try {

@@ -40,10 +40,9 @@ class PullWorld {
   std::string alone(int rank, const Expectation& expectation, std::chrono::milliseconds timeout);
 
   /// In parts, for a program that makes the same call again and again.
-  void place(const Case& c, const Expectation& expectation);
   void launch(bool registered);
   void wait();
-  std::string difference(const Case& c, const Expectation& expectation);
+  std::string difference(const Expectation& expectation) { return difference_of_all(ranks_, expectation); }
   void spoil();
 
   std::vector<std::unique_ptr<Rank>>& ranks() { return ranks_; }

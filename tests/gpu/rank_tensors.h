@@ -1,19 +1,22 @@
 // Collective calls on the device: the cases to run, what must come out of them, and a rank's tensors for one.
 //
 // Contract: contract_cases() lists what an engine is to be shown on; those that share inputs and results follow each
-// other. An Expectation holds a case's inputs and what they come to. RankTensors are a rank's input and output in
-// guarded memory, one in the other where the case says so (as collective_cases.h's Tensors); difference() compares all
-// of it.
+// other. An Expectation holds a case's inputs and what they come to. RankTensors are collective_cases.h's Tensors with
+// their twins on the device.
 // Ownership: RankTensors own their memory, which is kept for the next case: no kernel may use it then.
 // Thread safety: one thread at a time for each object.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
-#include "arena.h"
 #include "collective_cases.h"
+#include "device_memory.h"
 
 namespace gpu_check {
 
@@ -53,58 +56,71 @@ class RankTensors {
  public:
   /// The rank's call of the case, with its tensors filled and the output spoilt.
   Call place(const Case& c, int rank, const Bytes& given) {
-    Call call = call_of(c, rank);
-    const size_t size = element_size(c.dtype), own = static_cast<size_t>(rank) * c.count * size;
-    const size_t input = given.size(), output = output_elements(call, rank, c.world) * size;
-    arena_.clear();
-    // In place the two are one: the larger, of which the smaller is this rank's block.
-    const bool within_input = c.in_place && input >= output, within_output = c.in_place && !within_input;
-    input_ = arena_.place(within_output ? 0 : input, c.offset);
-    output_ = arena_.place(within_input ? 0 : output, c.offset);
-    result_ = within_input ? part(input_, input > output ? own : 0, output) : output_;
-    const Arena::Piece source = within_output ? part(output_, own, input) : input_;
-    in_place_ = c.in_place;
-    arena_.expect(source, given);
-    arena_.write(input_, output_);
-    call.input = arena_.address(source);
-    call.output = arena_.address(result_);
+    host_.emplace(c, rank, given);
+    host_->write_input();
+    twins_[0].upload(host_->input);
+    twins_[1].upload(host_->output);
+    Call call = host_->call;
+    call.input = on_device(twins_, host_->call.input);
+    call.output = result_ = on_device(twins_, host_->result);
     return call;
   }
 
   /// Of what a call of that case left from what it was to leave.
   std::string difference(const Bytes& wanted) {
-    if (result_.bytes > 0) arena_.expect(result_, wanted);
-    if (!in_place_) return arena_.difference(input_, output_);
-    // What is not the result may have served as scratch; guards are left alone.
-    const std::string wrong = arena_.difference(result_, result_);
-    if (!wrong.empty()) return wrong;
-    for (const Arena::Piece& piece : {input_, output_}) {
-      for (const Arena::Piece& guard : {before(piece), behind(piece)}) {
-        if (std::string lost = arena_.difference(guard, guard); !lost.empty()) return "guards: " + lost;
-      }
-    }
-    return "";
+    for (Twin& twin : twins_) twin.download();
+    host_->read_output();
+    if (host_->good(wanted)) return "";
+    const std::string wrong =
+        gpu_check::difference(host_->seen.data(), wanted.data(), std::min(wanted.size(), host_->seen.size()));
+    return wrong.empty() ? "the input or a guard has changed" : wrong;
   }
 
   /// Spoils the output, between two calls on the same tensors.
   void spoil() {
-    arena_.expect_nothing(result_);
-    arena_.write(result_, result_);
+    const Bytes spoilt(host_->seen.size(), reduce_reference::Buffer::kFill);
+    if (!spoilt.empty()) ok(device().upload(result_, spoilt.data(), spoilt.size(), beside()), "filling memory");
   }
 
  private:
-  static Arena::Piece part(const Arena::Piece& of, size_t at, size_t bytes) {
-    return {of.at + at, of.at + at, bytes, of.at + at + bytes};
-  }
-  static Arena::Piece before(const Arena::Piece& piece) { return {piece.begin, piece.begin, 0, piece.at}; }
-  static Arena::Piece behind(const Arena::Piece& piece) {
-    return {piece.at + piece.bytes, piece.at + piece.bytes, 0, piece.end};
-  }
-
-  Arena arena_;
-  Arena::Piece input_{}, output_{}, result_{};
-  bool in_place_ = false;
+  std::optional<collective_cases::Tensors> host_;
+  std::array<Twin, 2> twins_;
+  std::byte* result_ = nullptr;
 };
+
+/// Lays the case's tensors out on all ranks of a world.
+template <class Ranks>
+void place_all(Ranks& ranks, const Case& c, const Expectation& expectation, std::chrono::milliseconds timeout) {
+  for (size_t q = 0; q < ranks.size(); ++q) {
+    const auto rank = static_cast<int>(q);
+    ranks[q]->call = ranks[q]->tensors.place(c, rank, expectation.input(rank));
+    ranks[q]->call.timeout = timeout;
+  }
+}
+
+template <class Ranks>
+std::string difference_of_all(Ranks& ranks, const Expectation& expectation) {
+  std::string all;
+  for (size_t q = 0; q < ranks.size(); ++q) {
+    const std::string wrong = ranks[q]->tensors.difference(expectation.output(static_cast<int>(q)));
+    if (!wrong.empty()) all += (all.empty() ? "rank " : "; rank ") + std::to_string(q) + ": " + wrong;
+  }
+  return all;
+}
+
+/// Random float32 that are whole numbers, by rank: their sums over up to eight ranks are exact in any order, and their
+/// bits are as many as those of real data, since a device moves zeros faster.
+inline std::vector<Bytes> whole_numbers(int world, size_t count) {
+  std::mt19937 random(static_cast<unsigned>(world));
+  std::vector<Bytes> all;
+  for (int q = 0; q < world; ++q) {
+    Bytes& bytes = all.emplace_back(count * sizeof(float));
+    for (size_t i = 0; i < count; ++i) {
+      reduce_reference::put(bytes, i, static_cast<float>(static_cast<int>(random() % (1 << 21)) - (1 << 20)));
+    }
+  }
+  return all;
+}
 
 /// What an engine is to be shown on in a world of that size. `named`: the all-reduces that every dtype and operation
 /// goes through.
