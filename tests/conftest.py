@@ -58,9 +58,9 @@ SLOW = {
     "torch/test_random_backend_calls.py::*[[][13]-*": "the same in other worlds",
     "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",
     "training/*gloo-[34]*": "the same on gloo in a larger world; on ringlet it is tried",
+    "training/test_random_reducer_training.py::*-4]": "the same in a larger world",
     "training/test_random_zero_training.py::*[[][34] and*": "the same in larger worlds",
-    "training/test_full_batch_equivalence.py": "trains the demo's model, and starts the examples",
-    "training/test_zero_examples.py": "starts the examples",
+    "training/test_examples.py": "starts the examples",
     "training/test_zero_memory.py": "trains models large enough to be measured",
 }
 

@@ -220,23 +220,6 @@ def test_what_hooks_do_to_a_gradient_is_done_before_it_is_reduced(pool, hook, ov
     assert right == [[True] * (STEPS + 1)] * world
 
 
-def changed_by_hooks_of_a_zero(rank: int, world: int, stage: int) -> list[float]:
-    model = nn.Linear(4, 4, bias=False)
-    nn.init.zeros_(model.weight)
-    zero = ringlet.Zero(model, torch.optim.SGD, stage=stage, lr=1.0)
-    model.weight.register_post_accumulate_grad_hook(halve_in_place)
-    for _ in range(2):
-        model(torch.full((1, 4), rank + 1.0)).sum().backward()
-        zero.step()
-    with zero.gathered():
-        return model.weight.detach().unique().tolist()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_hooks_do_to_a_gradient_is_done_before_a_zero_takes_it(pool, stage):
-    assert pool.values(changed_by_hooks_of_a_zero, 2, stage, join="dist:ringlet") == [[-1.5]] * 2
-
-
 def uneven_windows(rank: int, world: int, stage: int) -> str:
     model = nn.Linear(4, 4)
     zero = ringlet.Zero(model, torch.optim.SGD, stage=stage, lr=1.0, accumulate=3)

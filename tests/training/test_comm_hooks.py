@@ -1,9 +1,6 @@
 """Communication hooks: those of torch run unchanged, and give what they give under DDP."""
 
 import copy
-import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ranks import on
 from reducer_checks import SMALL, expected_average, loss_of, mlp, same, train
 from ringlet import GradientReducer, InvalidUsage
-
-GLOO_ABORT = pathlib.Path(__file__).parents[1] / "support" / "gloo_abort.py"
 
 
 def hooked_pair(state_of, hook):
@@ -199,31 +194,6 @@ def test_a_hook_that_failed_once_is_called_again(rank, world):
             torch.testing.assert_close(parameter.grad, gradient / 2)
 
 
-@on("ranks")
-def test_a_hook_of_nested_collectives(rank, world):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    expected = expected_average(model, world)
-    reducer.register_comm_hook(None, lambda state, bucket: quantized(bucket, world))
-    loss_of(model, rank).backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0.05, atol=0.01)
-
-
-def quantized(bucket, world):
-    """8 bits on the wire, by a hook of nested collectives: the scale first, then the values."""
-    scale = bucket.buffer().abs().max().clamp_min(1e-12).reshape(1)
-    future = dist.all_reduce(scale, dist.ReduceOp.MAX, async_op=True).get_future()
-
-    def values(found):
-        step = found.value()[0] / 127
-        rounded = (bucket.buffer() / step).round().to(torch.int32)
-        total = dist.all_reduce(rounded, async_op=True).get_future().wait()[0]
-        return total * step / world
-
-    return future.then(values)
-
-
 def ddp_with_power_sgd_in_many_buckets(rank, world):
     """On gloo this never ends: each bucket's callback waits, on one of gloo's two threads, for calls that need one."""
     torch.manual_seed(5)
@@ -246,10 +216,3 @@ def ddp_with_power_sgd_in_many_buckets(rank, world):
 def test_ddp_with_power_sgd_in_many_buckets(world, attempt, pool):
     """Again and again: who lets go of the group last, and on which thread, is a matter of luck."""
     pool.values(ddp_with_power_sgd_in_many_buckets, world, join="dist:ringlet")
-
-
-@pytest.mark.slow(reason="starts two processes, which import torch, for what gloo does alone")
-def test_gloo_alone_aborts_where_its_own_thread_lets_go_last():
-    """What `leave_torch` (ranks.py) keeps gloo's groups for. Where this fails, torch has mended it."""
-    done = subprocess.run([sys.executable, GLOO_ABORT], capture_output=True, text=True, timeout=150)
-    assert done.stdout.split("\n")[0] == "[-6, -6]" and "Resource deadlock avoided" in done.stderr, done.stderr
