@@ -144,6 +144,8 @@ class Training:
             p.grad /= micros if self.window["average"] else 1
         if micros == full and self.lot.random() < 0.5:
             self.edit_gradients()
+            if full == 1 and self.lot.random() < 0.3:
+                self.add_a_backward()
         if self.window["max_norm"] is not None:
             nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
         self.optimizer.step()
@@ -154,6 +156,15 @@ class Training:
             assert self.zero.step(partial=micros < full or self.lot.random() < 0.2)
         self.steps += 1
         self.compare()
+
+    def add_a_backward(self) -> None:
+        """Of a second loss, to gradients that were changed."""
+        plan = self.draw_plan()
+        self.numbers += 1
+        self.loss(self.zero.module, self.numbers, self.rank, plan).backward()
+        for rank in range(self.world):
+            there = self.loss(self.twin, self.numbers, rank, {**plan, "count": rank == 0})
+            (there / self.world).backward()
 
     def zeros_for_none(self) -> None:
         """A Zero takes None for zeros."""
@@ -316,7 +327,14 @@ class Training:
         with self.zero.gathered():
             loss = sum(p.square().sum() for p in self.zero.module.parameters() if p.requires_grad)
         loss.backward()
-        self.zero.zero_grad()
+        self.optimizer.zero_grad()
+        sum(p.square().sum() for p in self.trained()).backward()
+        if self.window["max_norm"] is not None:
+            nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
+        self.optimizer.step()
+        assert self.zero.step()
+        self.steps += 1
+        self.compare()
 
     def change_rates(self) -> None:
         number, factor = self.lot.randrange(len(self.optimizer.param_groups)), self.lot.choice((0.5, 1.5))

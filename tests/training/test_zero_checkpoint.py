@@ -138,17 +138,6 @@ def test_a_checkpoint_before_the_first_step(rank, world, folder):
         assert_same(alone, other, rtol=1e-7, atol=1e-8)
 
 
-@on("two")
-def test_offloaded_states(rank, world, folder):
-    file = ringlet.Offload("file", folder)
-    first = zero_of(make(), stage=2, offload_optimizer=file, lr=1e-2)
-    train_zero(first, rank, 2)
-    dcp.save({"zero": first}, checkpoint_id=f"{folder}/saved")
-    second = zero_of(make(seed=99), stage=3, offload_optimizer=file, offload_parameters=file, lr=1e-2)
-    dcp.load({"zero": second}, checkpoint_id=f"{folder}/saved")
-    assert train_zero(first, rank, 2, first=2) == train_zero(second, rank, 2, first=2)
-
-
 class Pair(torch.nn.Module):
     def __init__(self):
         super().__init__()

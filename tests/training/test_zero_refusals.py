@@ -204,20 +204,6 @@ def test_calls_in_the_wrong_order(rank, world):
         train_zero(zero, rank, 2, micro=2)
 
 
-@on("two")
-def test_zero_grad_drops_the_window(rank, world):
-    from zero_checks import assert_same, train_alone
-
-    model = make()
-    for stage in (1, 2, 3):
-        zero, alone = zero_of(model, stage=stage, accumulate=2, lr=1e-2), make()
-        loss_of(zero.module, *batch(7, rank)).backward()
-        zero.zero_grad()
-        train_zero(zero, rank, 2, micro=2)
-        train_alone(alone, world, 2, micro=2, lr=1e-2)
-        assert_same(alone, zero, rtol=1e-9, atol=1e-10)
-
-
 class SparseGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight):

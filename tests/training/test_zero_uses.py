@@ -1,6 +1,5 @@
 """Operations and modules that use parameters in their own ways: what stage 3 must not corrupt in silence."""
 
-import contextlib
 import copy
 import functools
 
@@ -21,8 +20,6 @@ from zero_checks import (
     loss_of,
     make,
     parameters_of,
-    train_alone,
-    train_zero,
     zero_of,
 )
 
@@ -247,33 +244,6 @@ def test_kinds_of_modules(rank, world, bucket_elements):
 
 
 @on("two")
-def test_a_backward_through_a_backward(rank, world):
-    """A gradient penalty, whose backward goes through a backward."""
-    torch.manual_seed(2)
-    inner = [layer for _ in range(4) for layer in (nn.Linear(20, 20), nn.Tanh())]  # more than there are buffers
-    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), *inner, nn.Linear(20, 1)).double()
-
-    def loss_of_both(module, x):
-        x = x.clone().requires_grad_()
-        out = module(x).sum()
-        (slope,) = torch.autograd.grad(out, x, create_graph=True)
-        with torch.no_grad():
-            module(x)  # gathers other units into the buffers of before
-        return out + (slope.norm(dim=1) - 1).square().mean()
-
-    batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
-    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.05, bucket_elements=200):
-        optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
-        for _ in range(3):
-            loss_of_both(zero.module, batches[rank]).backward()
-            zero.step()
-            optimizer.zero_grad()
-            (sum(loss_of_both(alone, x) for x in batches) / world).backward()
-            optimizer.step()
-        assert_same(alone, zero, **ROUNDING)
-
-
-@on("two")
 def test_a_backward_after_the_update_is_refused(rank, world):
     for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
@@ -305,33 +275,6 @@ def test_two_models_of_one_loss(rank, world):
                 one.zero_grad()
         for model, zero in zip(alone, pair, strict=True):
             assert_same(model, zero, **ROUNDING)
-
-
-@on("two")
-def test_a_backward_through_gathered_parameters(rank, world):
-    """Whose backward comes after they are gone."""
-    model = make()
-    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.1):
-        with zero.gathered():
-            loss = sum(p.square().sum() for p in zero.module.parameters())
-        loss.backward()
-        zero.step()
-        sum(p.square().sum() for p in alone.parameters()).backward()
-        torch.optim.SGD(alone.parameters(), lr=0.1).step()
-        assert_same(alone, zero, **ROUNDING)
-
-
-@on("two")
-def test_inference_mode_before_training(rank, world):
-    model = make()
-    inputs, _ = batch(0, 0)
-    for gathers in (False, True):
-        zero, alone = zero_of(model, stage=3, lr=1e-2), copy.deepcopy(model)
-        with torch.inference_mode(), zero.gathered() if gathers else contextlib.nullcontext():
-            assert torch.equal(zero.module(inputs), alone(inputs))
-        train_zero(zero, rank, 2)
-        train_alone(alone, world, 2, lr=1e-2)
-        assert_same(alone, zero, **ROUNDING)
 
 
 class Table(nn.Module):
