@@ -74,36 +74,28 @@ REFUSED = {
 }
 
 
-def refused(rank, world, change, alone):
-    for stage in STAGES:
+def half_frozen(rank, stage):
+    """A Zero that has trained."""
+    model = make(tied=False)
+    model.positions.requires_grad_(False)
+    zero = zero_of(model, stage=stage, lr=1e-2)
+    train_zero(zero, rank, 1)
+    return zero
+
+
+@on("two")
+def test_other_parameters_are_refused(rank, world):
+    for (change, words), stage in itertools.product(REFUSED.items(), STAGES):
         if stage == 3 and change in (convert, assign, unfreeze):
             continue  # torch's own calls read parameters that are in shards, and raise
-        model = make(tied=False)
-        model.positions.requires_grad_(False)
-        zero = zero_of(model, stage=stage, lr=1e-2)
-        train_zero(zero, rank, 1)
-        if not alone or rank == 1:
-            change(zero.module)
-        if not alone or rank == 1:
-            with pytest.raises(
-                ringlet.InvalidUsage,
-                match=r"after Zero was made \(.*" + REFUSED[change] + r".*\): .* remove",
-            ):
-                loss_of(zero.module, *batch(1, rank))
-        else:
-            with pytest.raises(ringlet.InvalidUsage, match=f"rank 1 refused .*{REFUSED[change]}"):
-                train_zero(zero, rank, 1, first=1)
-        if alone:
-            return
+        zero = half_frozen(rank, stage)
+        change(zero.module)
+        with pytest.raises(ringlet.InvalidUsage, match=rf"after Zero was made \(.*{words}.*\): .* remove"):
+            loss_of(zero.module, *batch(1, rank))
         zero.remove()
         again = ringlet.Zero(zero.module.double(), torch.optim.SGD, stage, lr=0.1)
         if change not in (add_an_adapter, give_other_memory_of_another_shape):
             train_zero(again, rank, 1)
-
-
-@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
-def test_other_parameters_are_refused(two, change):
-    two(refused, change, False)
 
 
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
@@ -116,17 +108,20 @@ def shared_by_one(rank, world):
         train_zero(zero, rank, 1)
 
 
-def test_parameters_that_are_shared_with_processes_are_refused(two):
-    two(shared_by_one)
-
-
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
-def refused_by_one(rank, world):
-    refused(rank, world, unfreeze, alone=True)
+def unfrozen_by_one(rank, world):
+    zero = half_frozen(rank, stage=1)
+    if rank == 1:
+        unfreeze(zero.module)
+    with pytest.raises(
+        ringlet.InvalidUsage, match="parameter positions was frozen" if rank else "rank 1 refused .*froz"
+    ):
+        train_zero(zero, rank, 1, first=1)
 
 
-def test_other_parameters_on_one_rank_are_refused_on_all(two):
-    two(refused_by_one)
+@pytest.mark.parametrize("change", [shared_by_one, unfrozen_by_one], ids=lambda change: change.__name__)
+def test_a_change_on_one_rank_is_refused_on_all(two, change):
+    two(change)
 
 
 @on("two")

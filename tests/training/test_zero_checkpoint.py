@@ -59,19 +59,17 @@ def load(rank, world, folder, settings, ranks_before):
     return loaded, steps, parameters_of(zero)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_saved_by_2_ranks_loaded_by_another_number(pool, tmp_path, world, stage):
-    before = {"stage": 2, "lr": 1e-2}
-    after = {"stage": stage, "lr": 5.0, "bucket_elements": 1000, "sub_group_elements": 300}  # lr is the checkpoint's
-    saved = pool.values(save, 2, str(tmp_path), before, 3, join="dist:ringlet")[0]
+def test_saved_by_2_ranks_loaded_by_one(pool, tmp_path):
+    """Random trainings go on on more ranks, and at other stages."""
+    after = {"stage": 3, "lr": 5.0, "bucket_elements": 1000, "sub_group_elements": 300}  # lr is the checkpoint's
+    saved = pool.values(save, 2, str(tmp_path), {"stage": 2, "lr": 1e-2}, 3, join="dist:ringlet")[0]
     alone = make()
     train_alone(alone, 2, 5, lr=1e-2)
-    for loaded, steps, trained in pool.values(load, world, str(tmp_path), after, 2, join="dist:ringlet"):
-        assert steps == 3
-        assert all(torch.equal(loaded[name], value) for name, value in saved.items())
-        for name, parameter in alone.named_parameters():
-            torch.testing.assert_close(trained[name], parameter.detach(), **ROUNDING)
+    ((loaded, steps, trained),) = pool.values(load, 1, str(tmp_path), after, 2, join="dist:ringlet")
+    assert steps == 3
+    assert all(torch.equal(loaded[name], value) for name, value in saved.items())
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), **ROUNDING)
 
 
 @pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
@@ -116,10 +114,8 @@ def test_masters_are_what_is_saved(rank, world, folder):
 @on("two")
 def test_a_checkpoint_before_the_first_step(rank, world, folder):
     settings = {
-        "Rprop": {"lr": 1e-3},
         "Adagrad": {"lr": 1e-2},  # makes its states at once
         "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},  # its first step is not like the others
-        "NAdam": {"lr": 1e-2},
     }
     for name, defaults in settings.items():
         cls = getattr(torch.optim, name)
@@ -275,8 +271,7 @@ def test_a_part_of_the_module_is_saved_by_itself(rank, world):
 
 
 @on("two")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("stage", "dtype"), [(1, torch.float64), (2, torch.bfloat16), (3, torch.float64)])
 def test_what_rank_0_writes_inside_gathered_is_kept(rank, world, stage, dtype):
     model = make(dtype)
     model.head.requires_grad_(False)

@@ -184,6 +184,10 @@ def test_calls_in_the_wrong_order(rank, world):
         zero = zero_of(model, stage=stage, accumulate=2, lr=0.1)
         with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) without a backward since the last step\(\)"):
             zero.step()
+        with pytest.raises(ringlet.InvalidUsage, match=r"partial must be True .*zero\.optimizer\.step\(closure\)"):
+            zero.step(lambda: None)
+        with pytest.raises(ringlet.InvalidUsage, match=r"zero\.optimizer\.add_param_group: .*options_of="):
+            zero.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         loss_of(zero.module, *batch(0, rank)).backward()
         with pytest.raises(ringlet.InvalidUsage, match="clip_grad_norm_ after 1 of 2 micro-batches"):
             zero.clip_grad_norm_(1.0)
