@@ -152,7 +152,7 @@ class Drawn(nn.Module):
         self.shift = nn.Parameter(0.1 * torch.randn(width))
         self.scale = nn.Parameter(torch.ones(()))
         self.ways = [lot.choice(("call", "call", "reentrant", "not reentrant")) for _ in self.parts]
-        self.form = lot.choice(("tensor", "dict", "tuple"))
+        self.form = lot.choice(("tensor", "dict", "tuple", "hidden"))
         for part in self.parts:
             part.linear.requires_grad_(part.kind != "frozen")
             if part.kind == "half frozen":
@@ -176,10 +176,20 @@ class Drawn(nn.Module):
 
                 x = checkpoint(body, x, use_reentrant=way == "reentrant")
         out = self.head(x) * self.scale
-        return {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out)}[self.form]
+        found = {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out), "hidden": Hidden(out)}
+        return found[self.form]
+
+
+class Hidden:
+    """An output in which nobody finds a tensor."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
 
 
 def logits_of(out: Any) -> torch.Tensor:
+    if isinstance(out, Hidden):
+        return out.logits
     if isinstance(out, dict):
         return out["logits"]
     return out[1] if isinstance(out, tuple) else out

@@ -148,6 +148,8 @@ class Training:
                 self.add_a_backward()
         if self.window["max_norm"] is not None:
             nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
+        if self.lot.random() < 0.2:
+            self.write()
         self.optimizer.step()
         if micros == full and self.lot.random() < 0.3:
             self.zero.optimizer.step()
@@ -222,13 +224,17 @@ class Training:
         pairs = [(p, twin) for p, twin in pairs if not isinstance(p, Released) and p.is_floating_point()]
         self.wrote = True
         for both in self.lot.sample(pairs, self.lot.randint(0, len(pairs))):
-            way = self.lot.choice(("in place", "data in place", "other memory"))
+            way = self.lot.choice(("in place", "data in place", "clipped", "other memory", "turned"))
             for p in both:
                 if way == "in place":
                     with torch.no_grad():
                         p.mul_(0.5)
                 elif way == "data in place":
                     p.data.mul_(0.5)
+                elif way == "clipped":  # some of its elements
+                    p.data.clamp_(-0.3, 0.3)
+                elif way == "turned":  # the same memory, for a square in the same shape
+                    p.data = p.data.t() if p.dim() == 2 and p.shape[0] == p.shape[1] else p.data
                 else:
                     p.data = p.data * 0.5
 

@@ -181,18 +181,6 @@ def test_a_change_is_refused_in_a_backward_without_the_modules_forward(rank, wor
 
 
 @on("ranks")
-def test_gradients_of_another_shape_are_refused_by_name(rank, world):
-    """Whoever says it: torch where it knows the parameter."""
-    model = nn.Sequential(nn.Linear(4, 4, bias=False))
-    GradientReducer(model, group=dist.new_group())
-    output = model(torch.ones(2, 4))
-    model[0].weight.grad = torch.ones(4, 4)
-    model[0].weight.grad.data = torch.ones(4, 4, dtype=torch.float64)
-    with pytest.raises((InvalidUsage, RuntimeError), match=r"0\.weight|dtype|type"):
-        output.sum().backward()
-
-
-@on("ranks")
 def test_what_changes_no_gradient_is_followed(rank, world):
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)
@@ -535,29 +523,3 @@ def test_a_backward_that_one_rank_leaves_out(rank, world, transport, how):
         r"rank 1 is in all_reduce .*, bucket 0 of GradientReducer 0 \(Linear\), 5 optimizer steps",
     )
     assert reducer.stats()["backwards"] == 20
-
-
-def more_evaluations(rank, world, transport):
-    """LBFGS with each rank's own loss: averages decide the steps, and its own loss a rank's evaluations of a step."""
-    group = group_of(world, transport)
-    torch.manual_seed(5)
-    model = nn.Linear(6, 1)
-    reducer = GradientReducer(model, group=group)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3 + rank)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (model(data(rank)) - rank).square().mean()
-        loss.backward()
-        return loss
-
-    fails_with(
-        lambda: [optimizer.step(closure) for _ in range(4)],
-        r"rank 0 is in all_reduce .*, 1 optimizer steps",
-        r"rank 1 is in all_reduce .*, 0 optimizer steps",
-    )
-    del reducer
-
-
-def test_evaluations_that_differ(pool):
-    pool.values(more_evaluations, 2, "auto", join="dist:ringlet")

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import ringlet
@@ -199,41 +198,6 @@ def test_hooks_that_scale_and_drop_gradients(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-class Hidden(nn.Module):
-    """Its output has no tensors that anybody can find."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        class Output:
-            value = self.second(torch.tanh(self.first(x)))
-
-        return Output()
-
-
-@on("two")
-def test_a_backward_that_begins_with_a_parameter_adds_to_what_is_shown(rank, world):
-    x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    for stage in STAGES:
-        for micro in (1, 2):  # backwards of one micro-batch, and micro-batches
-            alone = Hidden().double()
-            for p in alone.parameters():
-                dist.broadcast(p.data, 0)
-            zero = zero_of(alone, torch.optim.SGD, stage, accumulate=micro, lr=0.5)
-            for number in range(2):
-                zero.module(x + number).value.square().sum().backward()
-                if micro == 2:
-                    zero.step()
-                alone(x + number).value.square().sum().div(micro).backward()
-            if micro == 1:
-                zero.step()
-            torch.optim.SGD(alone.parameters(), lr=0.5).step()
-            assert zero.steps == 1
-            assert_same(alone, zero, **ROUNDING)
-
-
 class Constant(nn.Module):
     """Whose gradient is 1."""
 
@@ -245,28 +209,23 @@ class Constant(nn.Module):
         return self.weight.sum()
 
 
-def long_window(rank, world, window, micro):
+@on("two")
+@pytest.mark.parametrize("window", [512, 1])
+def test_512_backwards_of_bfloat16_add_up_in_float32(rank, world, window):
+    """In a window of as many micro-batches, or in one."""
     for stage in STAGES:
         zero = ringlet.Zero(
             nn.Sequential(Constant()), torch.optim.SGD, stage, dtype=torch.bfloat16, lr=1.0, accumulate=window,
             persistence_elements=0,
         )  # fmt: skip
-        for m in range(micro):
+        for m in range(512):
             zero.module[0]().backward()
             if m + 1 < window:
                 zero.step()
         zero.step()
         (weight,) = parameters_of(zero).values()
         assert zero.steps == 1
-        assert weight.unique().tolist() == [-micro / window], (stage, weight)
-
-
-def test_a_long_window_of_bfloat16_adds_up_in_float32(two):
-    two(long_window, 512, 512)
-
-
-def test_many_backwards_of_bfloat16_add_up_in_float32(two):
-    two(long_window, 1, 512)
+        assert weight.unique().tolist() == [-512 / window], (stage, weight)
 
 
 @on("two")

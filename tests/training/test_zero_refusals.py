@@ -227,20 +227,6 @@ def test_a_sparse_gradient(rank, world):
             SparseGradient.apply(zero.module.weight).backward()
 
 
-def left_alone(rank, world):
-    zero = zero_of(make(), stage=3, lr=0.1)
-    train_zero(zero, rank, 1)
-    if rank == 1:
-        raise ValueError("this rank goes")
-    with pytest.raises(ringlet.PeerLost):
-        train_zero(zero, rank, 5, first=1)
-
-
-def test_a_rank_that_goes_is_an_error_on_the_others(pool):
-    outcomes = pool.run(left_alone, 3, join="dist:ringlet")
-    assert [outcome.kind for outcome in outcomes] == [None, "ValueError", None], "\n".join(map(str, outcomes))
-
-
 @on("two")
 def test_parameters_in_one_memory(rank, world):
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
