@@ -412,16 +412,3 @@ def test_calls_that_differ_are_named_on_every_rank(pool, transport, world, count
         outcomes = pool.run(mismatch, world, name, count, join=transport, timeout=20)
         wrong += [f"{name}: {outcome}" for outcome in outcomes if outcome.kind is not None]
     assert not wrong, "\n".join(wrong)
-
-
-@on(2, *TRANSPORTS)
-def test_messages_that_differ(rank, world):
-    """The sender, whose message fits into a segment, hears of it in its next call."""
-    both = "rank 0 sends 10 elements of float32, rank 1 receives 12 elements of float32"
-    if rank == 0:
-        ringlet.send(torch.ones(10), 1)
-        with pytest.raises(ringlet.InvalidUsage, match=both):
-            ringlet.recv(torch.ones(10), 1)
-    else:
-        with pytest.raises(ringlet.InvalidUsage, match=both):
-            ringlet.recv(torch.ones(12), 0)

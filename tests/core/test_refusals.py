@@ -276,16 +276,25 @@ def dies_on_rank_one(rank: int, folder: str) -> None:
     ringlet.all_reduce(torch.ones(10))
 
 
-def adds(rank: int, folder: str) -> None:
+def adds(rank: int, folder: str, tensor: torch.Tensor, module: torch.nn.Module, shared: torch.Tensor) -> None:
     total = ringlet.all_reduce(torch.full((3,), rank + 1.0))
     pathlib.Path(folder, f"{rank}").write_text(f"{total.tolist()} {ringlet.current().transport}")
+    shared[rank] = 1.0
+    if ringlet.current().transport == "shared_memory":  # processes have tensors of their own
+        assert ringlet.all_reduce(tensor).tolist() == [2.0] * 3
+        assert ringlet.all_reduce(module.weight.data).tolist() == [[2.0]]
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "threads"])
 def test_spawn_runs_ranks(tmp_path, transport):
-    ringlet.spawn(adds, 2, (str(tmp_path),), transport=transport)
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    tensor, shared = torch.ones(3), torch.zeros(2).share_memory_()
+    ringlet.spawn(adds, 2, (str(tmp_path), tensor, module, shared), transport=transport)
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert texts == {str(rank): f"[3.0, 3.0, 3.0] {transport}" for rank in range(2)}
+    assert tensor.tolist() == [1.0] * 3 and not tensor.is_shared() and module.weight.item() == 1.0
+    assert shared.tolist() == [1.0] * 2
 
 
 def test_spawn_refuses_what_it_cannot_run():
@@ -300,21 +309,6 @@ def test_spawn_refuses_what_it_cannot_run():
             ringlet.spawn(main, ranks, transport="shared_memory")
     with pytest.raises(ringlet.InvalidUsage, match="cannot be pickled"):
         ringlet.spawn(adds, 1, (threading.Lock(),), transport="shared_memory")
-
-
-def adds_its_own(rank: int, tensor: torch.Tensor, module: torch.nn.Module, shared: torch.Tensor) -> None:
-    assert ringlet.all_reduce(tensor).tolist() == [2.0] * 3
-    assert ringlet.all_reduce(module.weight.data).tolist() == [[2.0]]
-    shared[rank] = 1.0
-
-
-def test_spawn_gives_each_rank_tensors_of_its_own():
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(module.weight)
-    tensor, shared = torch.ones(3), torch.zeros(2).share_memory_()
-    ringlet.spawn(adds_its_own, 2, (tensor, module, shared), transport="shared_memory")
-    assert tensor.tolist() == [1.0] * 3 and not tensor.is_shared() and module.weight.item() == 1.0
-    assert shared.tolist() == [1.0] * 2
 
 
 OWN_MAIN = """
