@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = {
     "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
     "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks; five are tried",
+    "core/test_contract.py::test_every_dtype_and_op*mixed-5-*": "tcp has five ranks, too",
     "core/test_contract.py::test_messages_of_many_segments*mixed*": "shared_memory and tcp have them, too",
     "core/test_contract.py::test_more_segments*mixed*": "tcp has them, too",
     "core/test_environment.py": "makes emulated hosts",
