@@ -15,8 +15,11 @@ using namespace gpu_ranks;
 
 namespace {
 
+GpuExecutors::Parts parts_of(bool nccl) { return nccl ? parts(kNever) : without_nccl(); }
+
 /// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
-void timeouts(const GpuExecutors::Parts& mine) {
+TEST_EACH(timeouts, bool nccl, true, false) {
+  const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -64,7 +67,8 @@ struct EndOfNccl {
 
 /// A peer that stopped: launches fill the queue, and then the host waits in one. It hears of the deadline all the same,
 /// whether the launch is of a later call or of the first.
-void full_launch_queue(GpuExecutors::Parts mine) {
+TEST_EACH(full_launch_queue, bool nccl, true, false) {
+  GpuExecutors::Parts mine = parts_of(nccl);
   if (mine.nccl != nullptr) mine.nccl = &remembering();
   for (const int length : {4, 64}) {
     emulated_gpu_launch_queue(length);
@@ -89,7 +93,8 @@ void full_launch_queue(GpuExecutors::Parts mine) {
 }
 
 /// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
-void endings(const GpuExecutors::Parts& mine) {
+TEST_EACH(endings, bool nccl, true, false) {
+  const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -115,7 +120,8 @@ void endings(const GpuExecutors::Parts& mine) {
 }
 
 /// end() and abort() while other threads make calls: those that come too late are refused.
-void ended_beside_calls(const GpuExecutors::Parts& mine) {
+TEST_EACH(ended_beside_calls, bool nccl, true, false) {
+  const GpuExecutors::Parts mine = parts_of(nccl);
   // A turn waits for the call that is inside NCCL.
   for (int turn = 0; turn < (few_cases() || kSanitized ? 4 : 10); ++turn) {
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -145,7 +151,8 @@ void ended_beside_calls(const GpuExecutors::Parts& mine) {
 }
 
 /// A rank that waits for another hears at once why that will not come, and not at its own deadline.
-void peers_that_fail(const GpuExecutors::Parts& mine) {
+TEST_EACH(peers_that_fail, bool nccl, true, false) {
+  const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -215,16 +222,6 @@ TEST(a_nccl_that_does_not_end) {
   const Deadline gone = Deadline::after(kSoon);
   while (inside > 0 && !gone.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   CHECK(inside == 0);
-}
-
-TEST(calls_that_are_never_done) {
-  for (const auto& mine : {parts(kNever), without_nccl()}) {
-    timeouts(mine);
-    full_launch_queue(mine);
-    endings(mine);
-    ended_beside_calls(mine);
-    peers_that_fail(mine);
-  }
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ TEST_EACH(contract, size_t peer_bytes, GpuExecutors::kPeerBytes, kAlways, kNever
       std::vector<std::shared_ptr<Work>> works;
       std::vector<Case> cases;
       for (const Algorithm& algorithm : algorithms()) {
-        for (const size_t count : {size_t{1}, size_t{1237}, size_t{2000003}}) {
+        for (const size_t count : {size_t{1}, size_t{1237}, size_t{300007}}) {
           if (count > 10000 && (cases.size() % 4 != 0 || peer_bytes == kAlways)) continue;
           cases.push_back({&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count});
         }
@@ -49,11 +49,8 @@ TEST_EACH(contract, size_t peer_bytes, GpuExecutors::kPeerBytes, kAlways, kNever
       }
       for (size_t i = 0; i < cases.size(); ++i) {
         works[i]->wait(kLong);
-        std::vector<Bytes> inputs;
-        for (int q = 0; q < world; ++q) inputs.push_back(Tensors(cases[i], q).given);
         all[i]->read_output();
-        check_report(all[i]->good(expected(cases[i], host.rank(), inputs)), __FILE__, __LINE__,
-                     describe_case(cases[i]));
+        check_report(all[i]->good(expected(cases[i], host.rank())), __FILE__, __LINE__, describe_case(cases[i]));
       }
     }));
   }
@@ -70,10 +67,8 @@ TEST(nccls_own_collectives) {
         tensors.write_input();
         if (!by_name) tensors.call.algorithm = nullptr;
         group.run(tensors.call, own.stream)->wait(kLong);
-        std::vector<Bytes> inputs;
-        for (int q = 0; q < world; ++q) inputs.push_back(Tensors(c, q).given);
         tensors.read_output();
-        check_report(tensors.good(expected(c, host.rank(), inputs)), __FILE__, __LINE__, describe_case(c));
+        check_report(tensors.good(expected(c, host.rank())), __FILE__, __LINE__, describe_case(c));
       };
       const int before = emulated_gpu_natives();
       host.run(Call{});

@@ -1,5 +1,6 @@
 // The GPU's message engine on a NCCL and a device of the host (recording_nccl.h): every algorithm, dtype and operation,
-// in and out of place, whole and in segments, under many orders of events; and what it says where something refuses.
+// in and out of place, whole and in segments, under many orders of events; messages, and blocks that lie apart or differ
+// in length; and what it says where something refuses.
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -10,22 +11,57 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "fake_rank.h"
+#include "collective_cases.h"
 #include "gpu/gpu_message_executor.h"
+#include "recording_nccl.h"
+#include "uneven_blocks.h"
 
-using namespace fake_rank;
+using namespace collective_cases;
+using namespace uneven_blocks;
 
 namespace {
+
+/// One rank's tensors and everything that serves it.
+struct Rank {
+  Rank(FakeMachine& machine, const Case& c, int rank) : tensors(c, rank), call(tensors.call) {
+    machine.rank = rank;
+    const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
+    communicator =
+        std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
+    engine = std::make_unique<GpuMessageExecutor>(
+        *communicator, FakeMachine::device(),
+        GpuMessageExecutor::Limits{c.scratch_bytes, /*least=*/1024, size_t{1} << 20});
+    stream = machine.add_stream();
+  }
+
+  /// As a program does: its stream makes the input, then the call, then reads the output and writes over the input.
+  void enqueue_call() {
+    stream->items.push_back({.act = [this] { tensors.write_input(); }});
+    engine->run(call, stream);
+    stream->items.push_back({.act = [this] {
+      tensors.read_output();
+      tensors.spoil_input();
+    }});
+  }
+
+  Tensors tensors;
+  Call& call;
+  std::unique_ptr<NcclCommunicator> communicator;
+  std::unique_ptr<GpuMessageExecutor> engine;
+  FakeStream* stream = nullptr;
+};
+
+Case small_case() { return {find_algorithm(Collective::all_reduce, "ring"), 2, 1000}; }
 
 /// Runs the case and returns how often arithmetic ran beside a transfer. `chosen`: what `auto` is to choose, and does
 /// then.
 int run_case(const Case& c, int calls = 1, const char* chosen = nullptr) {
   FakeMachine machine;
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::vector<Bytes> inputs;
+  const std::vector<Bytes> inputs = all_numbers(c);
+  const Bytes total = total_of(c, inputs);
   for (int q = 0; q < c.world; ++q) {
     ranks.push_back(std::make_unique<Rank>(machine, c, q));
-    inputs.push_back(ranks.back()->tensors.given);
     if (chosen != nullptr) ranks.back()->call.algorithm = nullptr;
   }
   for (int i = 0; i < calls; ++i) {
@@ -38,7 +74,7 @@ int run_case(const Case& c, int calls = 1, const char* chosen = nullptr) {
   bool ok = machine.execute(c.seed);
   for (int q = 0; q < c.world && ok; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];
-    ok = rank.tensors.good(expected(c, q, inputs));
+    ok = rank.tensors.good(expected(c, q, inputs, total));
   }
   ranks.clear();
   std::string what = describe_case(c);
@@ -232,6 +268,79 @@ TEST(failures) {
               "all_reduce #0 (ring, sum, int32, 1000 elements)", "rank 0", "said by the fake device");
     CHECK(machine.communicators[0]->ended && machine.violations.empty());
     CHECK_HAS(CHECK_THROWS(DeviceError, rank.engine->run(rank.call, rank.stream)), "aborted before");
+  }
+}
+
+/// Messages given together move together, whatever their order; empty ones do not move at all.
+TEST(exchanges) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    FakeMachine machine;
+    std::vector<std::unique_ptr<Rank>> ranks;
+    std::vector<Bytes> given, got;
+    for (int q = 0; q < 2; ++q) {
+      ranks.push_back(std::make_unique<Rank>(machine, small_case(), q));
+      given.emplace_back(1000, std::byte(q + 1));
+      got.emplace_back(1000);
+    }
+    for (int q = 0; q < 2; ++q) {
+      machine.rank = q;
+      const auto mine = static_cast<size_t>(q);
+      const auto message = [&](bool sending, size_t count, Bytes& all, size_t from) {
+        return Message{1 - q, sending, DType::uint8, count, all.data() + from, {}};
+      };
+      const std::vector<Message> messages = {message(true, 600, given[mine], 0),   message(false, 600, got[mine], 400),
+                                             message(true, 0, given[mine], 0),     message(false, 0, got[mine], 0),
+                                             message(true, 400, given[mine], 600), message(false, 400, got[mine], 0)};
+      ranks[mine]->engine->exchange(messages, std::chrono::seconds(60), ranks[mine]->stream);
+      CHECK_HAS(ranks[mine]->engine->last_call(), "send to rank ", "(600 bytes), recv from rank ");
+    }
+    CHECK(machine.execute(seed));
+    CHECK(got[0] == given[1] && got[1] == given[0] && machine.violations.empty());
+  }
+}
+
+/// What NCCL does not take in time ends the communicator, and names the message.
+TEST(late_exchanges) {
+  FakeMachine machine;
+  Rank rank(machine, small_case(), 0);
+  machine.connects = false;
+  const std::vector<Message> one = {{1, true, DType::uint8, 1, rank.tensors.output.data, {}}};
+  CHECK_HAS(CHECK_THROWS(Timeout, rank.engine->exchange(one, std::chrono::milliseconds(1), rank.stream)),
+            "send to rank 1 (1 bytes) on rank 0");
+  CHECK_THROWS(Timeout, rank.engine->exchange(one, std::chrono::milliseconds(1), rank.stream));
+  CHECK(!machine.communicators[0]->ended);  // while the call is inside NCCL
+  machine.connects = true;
+  const Deadline soon = Deadline::after(std::chrono::seconds(20));
+  while (!machine.communicators[0]->ended && !soon.passed()) std::this_thread::yield();
+  CHECK(machine.communicators[0]->ended && machine.violations.empty());
+}
+
+/// Of an all-to-all each rank knows the lengths of its own blocks alone.
+TEST(blocks_of_all_lengths) {
+  constexpr int kWorld = 3;
+  for (const Algorithm& algorithm : algorithms()) {
+    const Shape shape{algorithm.collective};
+    if (!shape.exchange() && shape.which != Collective::all_gather && shape.which != Collective::reduce_scatter)
+      continue;
+    for (unsigned seed = 0; seed < 10; ++seed) {
+      FakeMachine machine;
+      const Case c{&algorithm, kWorld, 1, DType::int32, ReduceOp::sum, false, size_t{8} << 10};
+      std::vector<std::unique_ptr<Rank>> ranks;
+      std::vector<std::unique_ptr<UnevenRank>> uneven;
+      for (int q = 0; q < kWorld; ++q) {
+        ranks.push_back(std::make_unique<Rank>(machine, c, q));
+        uneven.push_back(std::make_unique<UnevenRank>(shape, q, kWorld));
+        Call call = ranks.back()->call;
+        call.count = uneven.back()->blocks.longest;
+        call.input = call.output = nullptr;
+        call.blocks = &uneven.back()->blocks;
+        machine.rank = q;
+        ranks.back()->engine->run(call, ranks.back()->stream);
+      }
+      bool right = machine.execute(seed) && machine.violations.empty();
+      for (const auto& rank : uneven) right = right && rank->out == rank->wanted;
+      check_report(right, __FILE__, __LINE__, std::string(name(shape.which)) + " " + algorithm.name);
+    }
   }
 }
 

@@ -8,9 +8,12 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "collective_cases.h"
 #include "gpu/gpu_pull_executor.h"
 #include "host_block.h"
@@ -129,13 +132,60 @@ class Regions {
   std::vector<std::byte*> addresses_;
 };
 
-struct Rank {
-  Rank(const Case& c, int rank, const Regions& regions, bool registered = false)
-      : tensors(c, rank), engine(host_device(), regions.setup(rank, registered)) {
-    tensors.write_input();
+/// The executors of a group. `registered`: which ranks' tensors are in their heaps; none unless said.
+struct World {
+  explicit World(int size, size_t region_bytes = size_t{24} << 10, const std::vector<bool>& registered = {},
+                 const std::function<void(GpuPullExecutor::Setup&)>& change = {})
+      : regions(size, region_bytes) {
+    for (int q = 0; q < size; ++q) {
+      GpuPullExecutor::Setup setup = regions.setup(q, !registered.empty() && registered[static_cast<size_t>(q)]);
+      if (change) change(setup);
+      engines.push_back(std::make_unique<GpuPullExecutor>(host_device(), setup));
+    }
   }
-  Tensors tensors;
-  GpuPullExecutor engine;
+  int size() const { return static_cast<int>(engines.size()); }
+  GpuPullExecutor& operator[](int rank) { return *engines[static_cast<size_t>(rank)]; }
+  void check() {
+    for (const auto& engine : engines) engine->check("a call");
+  }
+
+  Regions regions;
+  std::vector<std::unique_ptr<GpuPullExecutor>> engines;
+};
+
+/// A case's tensors on all ranks.
+struct AllTensors {
+  explicit AllTensors(const Case& c) : c(c) {
+    for (int q = 0; q < c.world; ++q) add(c);
+  }
+  Tensors& add(const Case& own) {
+    ranks.push_back(std::make_unique<Tensors>(own, static_cast<int>(ranks.size())));
+    ranks.back()->write_input();
+    return *ranks.back();
+  }
+  Tensors& operator[](int rank) { return *ranks[static_cast<size_t>(rank)]; }
+
+  /// Puts the call on every rank's stream; the inputs are the callers' again at once.
+  void enqueue(World& world) {
+    for (auto& tensors : ranks) {
+      world[tensors->rank].run(tensors->call, nullptr);
+      launches[tensors->rank].push_back([&tensors = *tensors] {
+        tensors.read_output();
+        tensors.spoil_input();
+      });
+    }
+  }
+  void check(const std::string& what) const {
+    std::vector<Bytes> inputs;
+    for (const auto& tensors : ranks) inputs.push_back(tensors->given);
+    const Bytes total = total_of(c, inputs);
+    bool ok = true;
+    for (const auto& tensors : ranks) ok = ok && tensors->good(expected(c, tensors->rank, inputs, total));
+    check_report(ok, __FILE__, __LINE__, describe_case(c) + what);
+  }
+
+  Case c;
+  std::vector<std::unique_ptr<Tensors>> ranks;
 };
 
 }  // namespace pull_ranks

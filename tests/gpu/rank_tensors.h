@@ -25,7 +25,7 @@ using collective_cases::Case;
 class Expectation {
  public:
   /// With the inputs of collective_cases.h, or with others.
-  explicit Expectation(const Case& c) : Expectation(c, numbers_of(c)) {}
+  explicit Expectation(const Case& c) : Expectation(c, collective_cases::all_numbers(c)) {}
   Expectation(const Case& c, std::vector<Bytes> inputs)
       : shape_(c), inputs_(std::move(inputs)), total_(collective_cases::total_of(c, inputs_)) {}
 
@@ -39,14 +39,6 @@ class Expectation {
   const Case& shape() const { return shape_; }
 
  private:
-  static std::vector<Bytes> numbers_of(const Case& c) {
-    std::vector<Bytes> all;
-    for (int q = 0; q < c.world; ++q) {
-      all.push_back(numbers(c, q, input_elements(call_of(c, q), q, c.world)));
-    }
-    return all;
-  }
-
   const Case shape_;
   const std::vector<Bytes> inputs_;
   const Bytes total_;
