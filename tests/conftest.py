@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = {
     "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
     "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks; five are tried",
+    "core/test_contract.py::test_every_dtype_and_op*mixed-5-*": "tcp has five ranks, too",
     "core/test_contract.py::test_messages_of_many_segments*mixed*": "shared_memory and tcp have them, too",
     "core/test_contract.py::test_more_segments*mixed*": "tcp has them, too",
     "core/test_environment.py": "makes emulated hosts",
@@ -58,9 +59,9 @@ SLOW = {
     "torch/test_random_backend_calls.py::*[[][13]-*": "the same in other worlds",
     "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",
     "training/*gloo-[34]*": "the same on gloo in a larger world; on ringlet it is tried",
+    "training/test_random_reducer_training.py::*-4]": "the same in a larger world",
     "training/test_random_zero_training.py::*[[][34] and*": "the same in larger worlds",
-    "training/test_full_batch_equivalence.py": "trains the demo's model, and starts the examples",
-    "training/test_zero_examples.py": "starts the examples",
+    "training/test_examples.py": "starts the examples",
     "training/test_zero_memory.py": "trains models large enough to be measured",
 }
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -209,17 +208,13 @@ def by_the_table(rank: int, world: int) -> None:
 
 
 def init_with_the_table(rank: int, world: int, store: str, transport: str, table: str) -> None:
-    os.environ["RINGLET_TABLE"] = table
+    host = f"host {rank % 2}" if transport == "mixed" else None
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table), on_host(host):
+        ringlet.init(rank, world, dist.FileStore(store, world), transport="auto" if host else transport, timeout=60)
     try:
-        with on_host(f"host {rank % 2}" if transport == "mixed" else None):
-            way = "auto" if transport == "mixed" else transport
-            ringlet.init(rank, world, dist.FileStore(store, world), transport=way, timeout=timedelta(seconds=60))
-        try:
-            by_the_table(rank, world)
-        finally:
-            ringlet.finalize()
+        by_the_table(rank, world)
     finally:
-        os.environ["RINGLET_TABLE"] = ""
+        ringlet.finalize()
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])

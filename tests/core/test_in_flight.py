@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -133,36 +131,6 @@ def moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
 @pytest.mark.parametrize("program", [in_shared_memory, moved_to_shared_memory, asynchronous, of_another_thread])
 def test_memory_in_flight(pool, tmp_path, transport, program):
     pool.values(program, 2, str(tmp_path), join=transport)
-
-
-def protect(tensor: torch.Tensor, access: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel()), access) == 0
-
-
-def memory_that_went(rank: int, world: int, collective: bool) -> str:
-    """The kernel, which is to send from it, finds nothing there."""
-    tensor = torch.frombuffer(mmap.mmap(-1, 4 << 20), dtype=torch.uint8)
-    if rank == 0:
-        protect(tensor, 0)
-    try:
-        with pytest.raises((ringlet.InvalidUsage, ringlet.PeerLost)) as caught:
-            if collective:
-                ringlet.broadcast(tensor, 0)
-                ringlet.barrier()
-            else:
-                ringlet.send(tensor, 1) if rank == 0 else ringlet.recv(tensor, 0)
-    finally:
-        protect(tensor, mmap.PROT_READ | mmap.PROT_WRITE)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("collective", [False, True])
-def test_memory_that_is_gone_is_told_at_once(pool, collective):
-    outcomes = pool.run(memory_that_went, 2, collective, join="tcp", timeout=LIMIT_SECONDS)
-    assert [outcome.kind for outcome in outcomes] == [None, None], "\n".join(map(str, outcomes))
-    assert "the memory of this call's tensor is gone" in outcomes[0].value
-    assert "rank 0" in outcomes[1].value
 
 
 def failing(call: Callable[[], object]) -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -141,8 +142,7 @@ def test_ranks_of_a_slurm_node():
 def slurm_step(rank: int, world: int, job: str) -> int:
     told = SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(world)}
     told["SLURM_STEP_NUM_NODES"] = "1"
-    os.environ.update(told)
-    try:
+    with mock.patch.dict(os.environ, told):
         ringlet.init()
         total = int(ringlet.all_reduce(ringlet.empty(1).fill_(rank + 1.0)))
         ringlet.finalize()
@@ -153,9 +153,6 @@ def slurm_step(rank: int, world: int, job: str) -> int:
         dist.init_process_group("ringlet")
         dist.destroy_process_group()
         return total
-    finally:
-        for name in (*told, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
 
 
 def test_init_in_a_slurm_step(pool):

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -23,24 +24,13 @@ LINE = re.compile(
 
 
 @contextlib.contextmanager
-def environment(**variables):
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def logged_group(rank, world, folder, level="info", transport="shared_memory", timeout=60.0):
     """A group whose lines go to one file a process in `folder`."""
     mixed = transport == "mixed"
-    with environment(RINGLET_LOG=level, RINGLET_LOG_FILE=f"{folder}/%h.%p"), on_host(f"h{rank}" if mixed else None):
+    with (
+        mock.patch.dict(os.environ, RINGLET_LOG=level, RINGLET_LOG_FILE=f"{folder}/%h.%p"),
+        on_host(f"h{rank}" if mixed else None),
+    ):
         store = dist.FileStore(f"{folder}/store", world)
         ringlet.init(rank, world, store, transport="auto" if mixed else transport, timeout=timeout, name="logged")
         try:
@@ -70,7 +60,7 @@ def texts(lines, level="info"):
 def test_lines_go_to_standard_error_where_they_are_asked_for(capfd):
     told = {}
     for level in ("info", "off"):
-        with environment(RINGLET_LOG=level):
+        with mock.patch.dict(os.environ, RINGLET_LOG=level):
             ringlet.init(0, 1, transport="threads", name=level)
             ringlet.all_reduce(torch.ones(3))
             ringlet.finalize()
@@ -237,7 +227,7 @@ def test_calls_of_torch_distributed_are_in_a_trace(pool, tmp_path):
 
 
 def reduce_logged(rank, world, folder):
-    with environment(RINGLET_LOG="info", RINGLET_LOG_FILE=f"{folder}/%h.%p"):
+    with mock.patch.dict(os.environ, RINGLET_LOG="info", RINGLET_LOG_FILE=f"{folder}/%h.%p"):
         dist.init_process_group("ringlet", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
         try:
             model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))

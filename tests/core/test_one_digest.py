@@ -215,7 +215,7 @@ def test_every_processor_level_gives_one_digest(tmp_path, level):
         if level not in kernels["available"]:
             pytest.skip(f"this processor has no {level}")
         assert kernels["chosen"] == level
-        check(fresh, 8, "threads", memories=("ordinary",))
+        check(fresh, 4, "threads", memories=("ordinary",))
     finally:
         fresh.end()
 

@@ -44,7 +44,6 @@ REFUSED = [
     (lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),
     (lambda r, w: ringlet.all_reduce(FakeTensorMode().from_tensor(ONES)), "has no memory"),
     (lambda r, w: ringlet.all_reduce(resized(0)), "has no memory"),
-    (lambda r, w: ringlet.all_reduce(resized(8)), "has no memory"),
     (lambda r, w: ringlet.all_reduce(resized(8, every=2)), "has no memory"),
     (lambda r, w: torch.vmap(ringlet.all_reduce)(torch.ones(3, 4)), "has no memory"),
     (lambda r, w: ringlet.broadcast(torch.ones(4, dtype=torch.complex32)), "does not support dtype ComplexHalf"),
@@ -56,11 +55,9 @@ REFUSED = [
     (lambda r, w: ringlet.all_reduce(numpy.ones(4, ">f4")), "array of dtype >f4 has another byte"),
     (lambda r, w: ringlet.all_reduce(numpy.array([None])), "array of dtype object"),
     (lambda r, w: ringlet.all_reduce(numpy.zeros(2, [("a", "f4"), ("b", "i2")])), "array of dtype "),
-    (lambda r, w: ringlet.all_reduce(numpy.zeros(2, numpy.longdouble)), "array of dtype "),
     (lambda r, w: ringlet.all_reduce(numpy.zeros(2, "i1,i4")["f1"]), "array of dtype int32, strides"),
     (lambda r, w: ringlet.all_reduce(read_only()), "read-only; pass a copy"),
     (lambda r, w: ringlet.all_reduce(numpy.ma.zeros(3)), r"array is masked.*pass array\.filled"),
-    (lambda r, w: ringlet.all_reduce(numpy.array(["a"])), "array of dtype <U1"),
     (
         lambda r, w: ringlet.all_reduce(ONES, algorithm="rings"),
         'algorithm must be one of auto, ring, butterfly, .*, got "rings"',
@@ -73,27 +70,17 @@ REFUSED = [
     (lambda r, w: ringlet.all_reduce(ONES, "mean"), 'all_reduce: op must be one of sum, avg, product.*, got "mean"'),
     (lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
     (lambda r, w: ringlet.broadcast(ONES, 2), "broadcast: root must be a rank from 0 to 1, got 2"),
-    (lambda r, w: ringlet.reduce(ONES, -1), "reduce: root must be a rank from 0 to 1, got -1"),
     (lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root must be a rank of the group, got 4294967297"),
-    (lambda r, w: ringlet.reduce(ONES, -(2**70)), "must be a rank of the group, got -1180591620717411303424"),
     (lambda r, w: ringlet.gather(ONES, ONES, "a"), "gather: root must be an integer, got 'a'"),
-    (lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "scatter: root must be an integer, got 0.0"),
     (lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, got 'x'"),
     (
         lambda r, w: ringlet.all_reduce(ONES, group="x"),
         "group must be a ringlet.Group or a group of torch.distributed, not 'x'",
     ),
-    (
-        lambda r, w: ringlet.barrier(group=0),
-        "barrier: group must be a ringlet.Group or a group of torch.distributed, not 0",
-    ),
     (lambda r, w: ringlet.all_reduce(ONES, timeout="x"), "timeout must be seconds above 0 or a timedelta, got 'x'"),
-    (lambda r, w: ringlet.barrier(timeout=math.nan), "must be seconds above 0 or a timedelta, got nan"),
     (lambda r, w: ringlet.recv(ONES, 1 - r, timeout=-math.inf), "timedelta, got -inf"),
     (lambda r, w: ringlet.all_reduce(ONES, timeout=0), "above 0 or a timedelta, got 0"),
-    (lambda r, w: ringlet.barrier(timeout=-1.5), "above 0 or a timedelta, got -1.5"),
     (lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input must not overlap"),
-    (lambda r, w: ringlet.all_to_all(ONES, ONES), "all_to_all: output and input must not overlap"),
     (
         lambda r, w: ringlet.all_gather(torch.ones(7), torch.ones(3)),
         "the output tensor must have 6 elements for 2 ranks, got 7",
@@ -103,7 +90,6 @@ REFUSED = [
         lambda r, w: ringlet.reduce_scatter(torch.ones(3), torch.ones(7)),
         "the input tensor must divide into 2 equal blocks, got 7 elements",
     ),
-    (lambda r, w: ringlet.reduce_scatter(torch.ones(4), ONES), "must have 3 elements for 2 ranks, got 4"),
     (lambda r, w: ringlet.all_to_all(torch.ones(7), torch.ones(7)), "must divide into 2 equal blocks, got 7"),
     (lambda r, w: ringlet.all_reduce(ONES, output=torch.ones(5)), "must have 6 elements for 2 ranks, got 5"),
     (lambda r, w: ringlet.gather(None, ONES, r), "gather: output must be a tensor on this rank, got N"),
@@ -114,31 +100,23 @@ REFUSED = [
     ),
     (lambda r, w: ringlet.recv(ONES, 5), r"recv: peer must be a rank from 0 to 1 other than this rank \(.\), got 5"),
     (lambda r, w: ringlet.send(ONES, 2**32 + 1 - r), "send: peer must be a rank of the group, got 429496729."),
-    (lambda r, w: ringlet.send(ONES, "b"), "send: peer must be an integer, got 'b'"),
     (lambda r, w: ringlet.recv(ONES, None), "recv: peer must be an integer, got None"),
-    (lambda r, w: ringlet.recv(ONES, -1), r"recv: peer must be a rank from 0 to 1 .*, got -1"),
     (lambda r, w: ringlet.recv(ONES, numpy.int64(-1)), "recv: peer must be a rank .*, got -1"),
-    (lambda r, w: ringlet.send(ONES, -1), r"send: peer must be a rank from 0 to 1 .*, got -1"),
     (lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
     (lambda r, w: ringlet.init(r, w, dist.HashStore()), "init.. was called before: call ringlet.finalize"),
     (lambda r, w: ringlet.new_group([0, 0]), "must be distinct ranks from 0 to 1"),
-    (lambda r, w: ringlet.new_group([]), "must be distinct"),
     (lambda r, w: ringlet.new_group([0, 2]), "must be distinct"),
     (lambda r, w: ringlet.new_group([0, 2**32 + 1]), "a rank is 4294967297, too large"),
     (lambda r, w: ringlet.new_group(["a"]), "a rank is 'a'; pass a whole number"),
     (lambda r, w: ringlet.new_group(None), "new_group: ranks is None; pass a list"),
-    (lambda r, w: ringlet.new_group([0.0]), "new_group: a rank is 0.0"),
-    (lambda r, w: ringlet.new_group(3), "new_group: ranks is 3; pass a list"),
     (lambda r, w: ringlet.new_group([0, 1], timeout=0), "above 0 or a timedelta, got 0"),
     (lambda r, w: ringlet.empty(-3), "empty: sizes must be 0 or more, got -3"),
     (lambda r, w: ringlet.empty((1 << 62) + 1), "larger than any memory"),
     (lambda r, w: ringlet.empty(1 << 31, 1 << 31, 2, dtype=torch.float64), "larger than any memory"),
     (lambda r, w: ringlet.empty(1 << 64), "larger than any memory"),
     (lambda r, w: ringlet.empty("a"), "empty: 'str' object cannot be interpreted as an integer"),
-    (lambda r, w: ringlet.empty(2.5), "empty: 'float' object cannot be interpreted"),
     (lambda r, w: ringlet.empty(3, dtype="float32"), "empty: dtype must be a torch.dtype, got 'float32'"),
     (lambda r, w: ringlet.current().close("x"), "close: patience must be seconds .*, got 'x'"),
-    (lambda r, w: ringlet.current().close(None), "close: patience must be .*, got None"),
     (lambda r, w: ringlet.current().close(-1.5), "close: patience must be .*, got -1.5"),
     (lambda r, w: ringlet.empty(3, device="moon"), "empty: "),
 ]
@@ -180,12 +158,9 @@ def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
     ringlet.finalize()  # nothing to leave
     for wrong, says in (
         ({"rank": 2, "world": 2}, "rank 2 of world 2 does not exist"),
-        ({"rank": -1, "world": 2}, "rank -1 of world 2 does not exist"),
         ({"rank": 0, "world": 0}, "rank 0 of world 0 does not exist"),
         ({"rank": 0, "world": 2, "timeout": 0}, "timeout must be seconds above 0 or a timedelta, got 0"),
-        ({"rank": 0, "world": 2, "timeout": math.nan}, "timeout must be seconds above 0 or a timedelta, got nan"),
         ({"rank": "a", "world": 2}, "rank is 'a'; pass a whole number"),
-        ({"rank": 0, "world": 2.5}, "init: world is 2.5; pass a whole number"),
         ({"rank": 0, "world": 2**32 + 2}, "world is 4294967298, too large"),
         ({"rank": 0, "world": 2, "store": object()}, "init: store is a object; pass a torch.distributed store"),
         ({"rank": 0, "world": 2, "name": 3}, "init: name is 3; pass a string"),
@@ -276,16 +251,25 @@ def dies_on_rank_one(rank: int, folder: str) -> None:
     ringlet.all_reduce(torch.ones(10))
 
 
-def adds(rank: int, folder: str) -> None:
+def adds(rank: int, folder: str, tensor: torch.Tensor, module: torch.nn.Module, shared: torch.Tensor) -> None:
     total = ringlet.all_reduce(torch.full((3,), rank + 1.0))
     pathlib.Path(folder, f"{rank}").write_text(f"{total.tolist()} {ringlet.current().transport}")
+    shared[rank] = 1.0
+    if ringlet.current().transport == "shared_memory":  # processes have tensors of their own
+        assert ringlet.all_reduce(tensor).tolist() == [2.0] * 3
+        assert ringlet.all_reduce(module.weight.data).tolist() == [[2.0]]
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "threads"])
 def test_spawn_runs_ranks(tmp_path, transport):
-    ringlet.spawn(adds, 2, (str(tmp_path),), transport=transport)
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    tensor, shared = torch.ones(3), torch.zeros(2).share_memory_()
+    ringlet.spawn(adds, 2, (str(tmp_path), tensor, module, shared), transport=transport)
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert texts == {str(rank): f"[3.0, 3.0, 3.0] {transport}" for rank in range(2)}
+    assert tensor.tolist() == [1.0] * 3 and not tensor.is_shared() and module.weight.item() == 1.0
+    assert shared.tolist() == [1.0] * 2
 
 
 def test_spawn_refuses_what_it_cannot_run():
@@ -300,21 +284,6 @@ def test_spawn_refuses_what_it_cannot_run():
             ringlet.spawn(main, ranks, transport="shared_memory")
     with pytest.raises(ringlet.InvalidUsage, match="cannot be pickled"):
         ringlet.spawn(adds, 1, (threading.Lock(),), transport="shared_memory")
-
-
-def adds_its_own(rank: int, tensor: torch.Tensor, module: torch.nn.Module, shared: torch.Tensor) -> None:
-    assert ringlet.all_reduce(tensor).tolist() == [2.0] * 3
-    assert ringlet.all_reduce(module.weight.data).tolist() == [[2.0]]
-    shared[rank] = 1.0
-
-
-def test_spawn_gives_each_rank_tensors_of_its_own():
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(module.weight)
-    tensor, shared = torch.ones(3), torch.zeros(2).share_memory_()
-    ringlet.spawn(adds_its_own, 2, (tensor, module, shared), transport="shared_memory")
-    assert tensor.tolist() == [1.0] * 3 and not tensor.is_shared() and module.weight.item() == 1.0
-    assert shared.tolist() == [1.0] * 2
 
 
 OWN_MAIN = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -40,15 +41,7 @@ LIMITS = (1.0, 4.0, 16.0)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-@contextlib.contextmanager
-def variables(**given: str) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+variables = functools.partial(mock.patch.dict, os.environ)
 
 
 def launched(rank: int, world: int, port: int, **more: str) -> contextlib.AbstractContextManager[None]:
@@ -288,10 +281,8 @@ def test_without_any_interface(tmp_path):
     [
         ({"MASTER_PORT": "99999"}, 'MASTER_PORT="99999" is not a number from 1 to 65535'),
         ({"MASTER_PORT": "abc"}, 'MASTER_PORT="abc" is not a number from 1 to 65535'),
-        ({"MASTER_PORT": "0"}, 'MASTER_PORT="0" is not a number from 1 to 65535'),
         ({"MASTER_ADDR": ""}, 'MASTER_ADDR="" names no host'),
         ({"MASTER_ADDR": "no.such.host.invalid"}, 'MASTER_ADDR="no.such.host.invalid" cannot be resolved'),
-        ({"RANK": "1", "MASTER_ADDR": "no.such.host.invalid"}, 'MASTER_ADDR="no.such.host.invalid" cannot be resolved'),
         ({"RANK": "-1"}, 'RANK="-1" is not a number from 0'),
         ({"RANK": "2"}, "RANK=2 is not a rank of WORLD_SIZE=2: they count from 0 to 1"),
         ({"WORLD_SIZE": "0"}, 'WORLD_SIZE="0": a world has at least one rank'),

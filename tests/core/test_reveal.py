@@ -1,7 +1,9 @@
 """`ringlet.reveal`: it sees what the prover proves, names every fault of an order, and refuses what is no sum."""
 
+import functools
 import itertools
 import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -132,172 +134,142 @@ def test_a_text_of_no_tree_is_refused(text):
 
 
 class Toy:
-    """An all-reduce that gathers all and adds in rank order, by Python, and what its subclasses do instead."""
+    """An all-reduce that gathers all and adds by Python, as ADDERS has it: add(terms, x, rank, calls so far)."""
 
     __name__ = "toy"
 
-    def __init__(self):
-        self.calls = 0
+    def __init__(self, adder="in rank order"):
+        self.add, self.calls = ADDERS[adder], 0
 
     def __call__(self, x):
         self.calls += 1
         rank, world = ringlet.current().rank, ringlet.current().world
         every = ringlet.all_gather(torch.empty(world * len(x), dtype=x.dtype), x.contiguous()).view(world, -1)
-        x.copy_(self.add(list(every), x, rank))
-
-    def add(self, terms, x, rank):
-        return self.in_order(terms, range(len(terms)))
-
-    def in_order(self, terms, ranks):
-        total = None
-        for rank in ranks:
-            total = terms[rank] if total is None else total + terms[rank]
-        return total
+        x.copy_(self.add(list(every), x, rank, self.calls))
 
 
-class FromOwnRank(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [(rank + k) % len(terms) for k in range(len(terms))])
+def in_order(terms, ranks=(0, 1, 2, 3)):
+    return functools.reduce(torch.add, [terms[rank] for rank in ranks])
 
 
-class OtherTail(Toy):
+OTHER = (3, 1, 2, 0)
+
+
+def other_tail(terms, x, rank, calls):
     """The elements beyond the last whole vector of 8."""
-
-    def add(self, terms, x, rank):
-        total, whole = super().add(terms, x, rank), len(x) // 8 * 8
-        total[whole:] = self.in_order([term[whole:] for term in terms], [3, 2, 1, 0])
-        return total
+    total, whole = in_order(terms), len(x) // 8 * 8
+    total[whole:] = in_order([term[whole:] for term in terms], (3, 2, 1, 0))
+    return total
 
 
-class OtherWhenLong(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [0, 1, 2, 3] if len(x) < 777 else [3, 1, 2, 0])
-
-
-class OtherAtFirst(Toy):
-    """As one that warms up."""
-
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [3, 1, 2, 0] if self.calls <= 7 else [0, 1, 2, 3])
-
-
-class OtherInTurn(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [[0, 1, 2, 3], [3, 1, 2, 0]][self.calls % 2])
-
-
-class OtherWhenAligned(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [0, 1, 2, 3] if x.data_ptr() % 16 else [3, 1, 2, 0])
-
-
-class OtherForProbes(Toy):
-    """A switch that hides its order."""
-
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [0, 1, 2, 3] if max(term.abs().max() for term in terms) > 1e6 else [3, 1, 2, 0])
-
-
-class OneRankDiffers(Toy):
+def one_rank_differs(terms, x, rank, calls):
     """In one element."""
-
-    def add(self, terms, x, rank):
-        total = super().add(terms, x, rank)
-        if rank == 2:
-            total[-1] = self.in_order([term[-1] for term in terms], [1, 2, 0, 3])
-        return total
+    total = in_order(terms)
+    if rank == 2:
+        total[-1] = in_order([term[-1] for term in terms], (1, 2, 0, 3))
+    return total
 
 
-class LeavesOneOut(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [0, 1, 2])
+# What the adder does, and what is said of it.
+FAULTS = {
+    "begins with its own": (
+        lambda terms, x, rank, calls: in_order(terms, [(rank + k) % 4 for k in range(4)]),
+        "the rank: element 0 of 20 is (((0+1)+2)+3) on rank 0 and (0+((1+2)+3)) on rank 1",
+    ),
+    "other in the tail": (
+        other_tail, "the element's place: 2 orders in 20 elements, another from element 16 on",
+    ),
+    "other when long": (
+        lambda terms, x, rank, calls: in_order(terms, (0, 1, 2, 3) if len(x) < 777 else OTHER),
+        "the message's size: at 777 elements from A to B",
+    ),
+    "other at first": (  # as one that warms up
+        lambda terms, x, rank, calls: in_order(terms, OTHER if calls <= 7 else (0, 1, 2, 3)),
+        "the call: calls with 20 elements add in other orders than the calls before",
+    ),
+    "other in turn": (
+        lambda terms, x, rank, calls: in_order(terms, OTHER if calls % 2 else (0, 1, 2, 3)), "the call: ",
+    ),
+    "other when aligned": (
+        lambda terms, x, rank, calls: in_order(terms, (0, 1, 2, 3) if x.data_ptr() % 16 else OTHER),
+        "the memory's alignment: element 0 of 1,000 is (0+((1+3)+2)), and (((0+1)+2)+3) 4 bytes fur",
+    ),
+    "other for probes": (  # a switch that hides its order
+        lambda terms, x, rank, calls: in_order(
+            terms, (0, 1, 2, 3) if max(term.abs().max() for term in terms) > 1e6 else OTHER
+        ),
+        "the numbers: ",
+    ),
+    "one rank differs": (
+        one_rank_differs, "the rank: element 19 of 20 is (((0+1)+2)+3) on rank 0 and ((0+(1+2))+3)",
+    ),
+    "leaves one out": (
+        lambda terms, x, rank, calls: in_order(terms, (0, 1, 2)),
+        "this is no all_reduce by sum: 4 ranks added 1 each, and element 0 of rank 0 became 3 instead of 4",
+    ),
+    "counts one twice": (
+        lambda terms, x, rank, calls: in_order(terms, (0, 1, 2, 2)),
+        "ranks 0 and 2 added 1.70141e+38 and its opposite, the others 1",
+    ),
+}  # fmt: skip
 
 
-class CountsTwice(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order(terms, [0, 1, 2, 2])
-
-
-FAULTS = [
-    (FromOwnRank, "the rank: element 0 of 20 is (((0+1)+2)+3) on rank 0 and (0+((1+2)+3)) on rank 1"),
-    (OtherTail, "the element's place: 2 orders in 20 elements, another from element 16 on"),
-    (OtherWhenLong, "the message's size: at 777 elements from A to B"),
-    (OtherAtFirst, "the call: calls with 20 elements add in other orders than the calls before"),
-    (OtherInTurn, "the call: "),
-    (OtherWhenAligned, "the memory's alignment: element 0 of 1,000 is (0+((1+3)+2)), and (((0+1)+2)+3) 4 bytes fur"),
-    (OtherForProbes, "the numbers: "),
-    (OneRankDiffers, "the rank: element 19 of 20 is (((0+1)+2)+3) on rank 0 and ((0+(1+2))+3)"),
-    (LeavesOneOut, "this is no all_reduce by sum: 4 ranks added 1 each, and element 0 of rank 0 became 3 instead of 4"),
-    (CountsTwice, "ranks 0 and 2 added 1.70141e+38 and its opposite, the others 1"),
-]  # fmt: skip
-
-
-def what_is_said(rank, world, kind, options):
+def what_is_said(rank, world, adder, options):
     try:
-        found = ringlet.reveal(kind(), **options)
+        found = ringlet.reveal(Toy(adder), **options)
     except InvalidUsage as error:
         return str(error)
     return [f"{topic}: {words}" for topic, words in found.depends.items()]
 
 
-@pytest.mark.parametrize(("fault", "words"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_fault_of_the_order_is_named(pool, fault, words):
-    said = pool.values(what_is_said, 4, fault, {"sizes": [20, 1000]}, join="threads")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_order_is_named(pool, fault):
+    said, words = pool.values(what_is_said, 4, fault, {"sizes": [20, 1000]}, join="threads"), FAULTS[fault][1]
     assert said == [said[0]] * 4
     assert any(one.startswith(words) or words in one for one in said[0]) or words in said[0], said[0]
 
 
 def test_a_right_order_is_not_blamed(pool):
-    assert pool.values(what_is_said, 4, Toy, {"sizes": [20, 1000]}, join="threads") == [[]] * 4
+    assert pool.values(what_is_said, 4, "in rank order", {"sizes": [20, 1000]}, join="threads") == [[]] * 4
 
 
 # --- adders that are none of float32, pairwise
 
 
-class Widened(Toy):
-    def add(self, terms, x, rank):
-        return self.in_order([term.to(self.width) for term in terms], [0, 1, 2, 3]).to(x.dtype)
+def widened(width):
+    return lambda terms, x, rank, calls: in_order([term.to(width) for term in terms]).to(x.dtype)
 
 
-class InFloat32(Widened):
-    width = torch.float32
+def tree_in_float32(terms, x, rank, calls):
+    a, b, c, d = (term.float() for term in terms)
+    return ((a + b) + (c + d)).to(x.dtype)
 
 
-class InFloat64(Widened):
-    width = torch.float64
-
-
-class TreeInFloat32(Toy):
-    def add(self, terms, x, rank):
-        a, b, c, d = (term.float() for term in terms)
-        return ((a + b) + (c + d)).to(x.dtype)
-
-
-class Exact(Toy):
+def exact(terms, x, rank, calls):
     """As integers of any length would."""
-
-    def add(self, terms, x, rank):
-        columns = zip(*(term.tolist() for term in terms), strict=True)
-        return torch.tensor([float(sum(map(fractions_of, column))) for column in columns], dtype=x.dtype)
+    columns = zip(*(term.tolist() for term in terms), strict=True)
+    return torch.tensor([float(sum(map(Fraction, column))) for column in columns], dtype=x.dtype)
 
 
-def fractions_of(value):
-    from fractions import Fraction
-
-    return Fraction(value)
-
-
-class AtOnce(Toy):
+def at_once(terms, x, rank, calls):
     """Terms are cut to a multiple of the largest one's last bit, as in a matrix unit."""
-
-    def add(self, terms, x, rank):
-        stacked = torch.stack(terms).double()
-        last_bit = torch.exp2(torch.floor(torch.log2(stacked.abs().amax(0))) - 23)
-        return ((stacked / last_bit).trunc().sum(0) * last_bit).float()
+    stacked = torch.stack(terms).double()
+    last_bit = torch.exp2(torch.floor(torch.log2(stacked.abs().amax(0))) - 23)
+    return ((stacked / last_bit).trunc().sum(0) * last_bit).float()
 
 
-def first_order(rank, world, kind, dtype):
-    found = ringlet.reveal(kind(), sizes=[20], dtype=getattr(torch, dtype))
+ADDERS = {name: add for name, (add, _) in FAULTS.items()} | {
+    "in rank order": lambda terms, x, rank, calls: in_order(terms, range(len(terms))),
+    "in float32": widened(torch.float32),
+    "in float64": widened(torch.float64),
+    "as a tree in float32": tree_in_float32,
+    "exact": exact,
+    "at once": at_once,
+}
+
+
+def first_order(rank, world, adder, dtype):
+    found = ringlet.reveal(Toy(adder), sizes=[20], dtype=getattr(torch, dtype))
     (seen,) = found.messages
     return seen.layout.order_of(0).text, seen.layout.order_of(0).depth, seen.wrong, seen.accumulator, found.depends
 
@@ -305,15 +277,15 @@ def first_order(rank, world, kind, dtype):
 @pytest.mark.parametrize(
     ("adder", "dtype", "expected"),
     [
-        (Toy, "float16", ("(((0+1)+2)+3)", 3, 0, "float32")),
-        (Toy, "bfloat16", ("(((0+1)+2)+3)", 3, 0, "float32")),
-        (Toy, "float64", ("(((0+1)+2)+3)", 3, 0, "float64")),
-        (InFloat32, "float16", ("(0+1+2+3)", 1, 0, "float32")),
-        (InFloat32, "bfloat16", ("(0+1+2+3)", 1, 0, "float32")),
-        (InFloat64, "float32", ("(0+1+2+3)", 1, 0, "float64")),
-        (TreeInFloat32, "bfloat16", ("({0+1}+{2+3})", 1, 0, "float32")),
-        (Exact, "float32", ("exact: whatever the order, nothing was lost", 1, None, "")),
-        (AtOnce, "float32", ("(0,1,2,3)", 1, None, "")),
+        ("in rank order", "float16", ("(((0+1)+2)+3)", 3, 0, "float32")),
+        ("in rank order", "bfloat16", ("(((0+1)+2)+3)", 3, 0, "float32")),
+        ("in rank order", "float64", ("(((0+1)+2)+3)", 3, 0, "float64")),
+        ("in float32", "float16", ("(0+1+2+3)", 1, 0, "float32")),
+        ("in float32", "bfloat16", ("(0+1+2+3)", 1, 0, "float32")),
+        ("in float64", "float32", ("(0+1+2+3)", 1, 0, "float64")),
+        ("as a tree in float32", "bfloat16", ("({0+1}+{2+3})", 1, 0, "float32")),
+        ("exact", "float32", ("exact: whatever the order, nothing was lost", 1, None, "")),
+        ("at once", "float32", ("(0,1,2,3)", 1, None, "")),
     ],
 )
 def test_adders_are_told_apart(pool, adder, dtype, expected):
@@ -380,7 +352,7 @@ def test_a_call_of_torch_distributed_is_revealed(pool):
 
 def bits_of_all_orders(rank, world):
     """The random numbers of the probe differ between orders: else `wrong` could not say anything."""
-    return ringlet.reveal(OtherForProbes(), sizes=[5000]).messages[0].wrong
+    return ringlet.reveal(Toy("other for probes"), sizes=[5000]).messages[0].wrong
 
 
 def test_random_numbers_tell_orders_apart(pool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -121,8 +122,7 @@ def files(tmp_path):
 @on(4, "nothing")
 def test_a_variable_names_the_files(rank: int, world: int, path: str, files: list[str]) -> None:
     """A program that names no file: its groups know the algorithms."""
-    os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
-    try:
+    with mock.patch.dict(os.environ, RINGLET_ALGORITHMS=os.pathsep.join(files)):
         ringlet.init(rank, world, dist.FileStore(path, world), timeout=timedelta(seconds=60))
         try:
             for name in ("from_json", "from_xml"):
@@ -136,11 +136,10 @@ def test_a_variable_names_the_files(rank: int, world: int, path: str, files: lis
                     assert ringlet.current().calls()[-1]["algorithm"] == name
         finally:
             ringlet.finalize()
-        os.environ["RINGLET_ALGORITHMS"] = "/missing/mine.py"
-        with pytest.raises(ringlet.InvalidUsage, match=r"RINGLET_ALGORITHMS: /missing/mine.py: cannot read the file"):
-            ringlet.init(rank, world, dist.FileStore(path, world))
-    finally:
-        del os.environ["RINGLET_ALGORITHMS"]
+    said = "RINGLET_ALGORITHMS: /missing/mine.py: cannot read the file"
+    missing = mock.patch.dict(os.environ, RINGLET_ALGORITHMS="/missing/mine.py")
+    with missing, pytest.raises(ringlet.InvalidUsage, match=said):
+        ringlet.init(rank, world, dist.FileStore(path, world))
 
 
 # ---- in notebooks

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -145,14 +145,9 @@ def test_a_wrong_tuned_size_is_named(line, said):
 # ---- the file
 
 
-@contextlib.contextmanager
 def table_of(rank: int, tables: list[str | None]) -> Any:
     """RINGLET_TABLE is this rank's own file while a group is made."""
-    os.environ["RINGLET_TABLE"] = tables[rank] or ""
-    try:
-        yield
-    finally:
-        os.environ["RINGLET_TABLE"] = ""
+    return mock.patch.dict(os.environ, RINGLET_TABLE=tables[rank] or "")
 
 
 def choose_everywhere(rank: int, world: int, folder: str, transport: str, tables: list[str | None]) -> list[str]:

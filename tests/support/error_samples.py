@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy
 import torch
@@ -238,13 +239,8 @@ def joined(pool: Pool, *each: dict[str, Any]) -> list[str]:
 
 
 def with_variables(rank: int, world: int, names: dict[str, str], arguments: tuple[Any, ...]) -> str:
-    before = dict(os.environ)
-    os.environ.update(names)
-    try:
+    with mock.patch.dict(os.environ, names):
         return told(lambda: ringlet.init(*arguments, timeout=0.5))
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 class Broken(dist.Store):

@@ -23,21 +23,21 @@ class Training(Pieces):
     """One rank's part of the program of a seed."""
 
     def run(self, steps: int) -> None:
-        kinds = self.kinds()
+        kinds: list[str] = []
         for _ in range(steps):
-            kind = self.lot.choices(list(kinds), list(kinds.values()))[0]
-            self.did.append(kind)
-            getattr(self, kind)()
+            kinds = kinds or self.shuffled_kinds()
+            self.did.append(kinds.pop())
+            getattr(self, self.did[-1])()
         self.close_window()
 
-    def kinds(self) -> dict[str, int]:
-        found = {"train": 8, "accumulate": 3, "without_sync": 3, "evaluate": 2, "edit_gradients": 2, "save_and_load": 1}
-        found |= {"copy_module": 1, "renew": 2, "drop_a_loss": 1, "misuse": 2, "uneven": 2, "many": 1, "miss": 2}
-        found |= {"exchange_memory": 3, "assign": 1, "freeze_or_unfreeze": 2}
+    def shuffled_kinds(self) -> list[str]:
+        """Each at least once: `make test` has few programs."""
+        found = ["train", "train", "accumulate", "without_sync", "evaluate", "edit_gradients", "save_and_load"]
+        found += ["copy_module", "renew", "renew", "drop_a_loss", "misuse", "uneven", "many", "miss", "flush"]
+        found += ["exchange_memory", "exchange_memory", "assign", "freeze_or_unfreeze", "freeze_or_unfreeze"]
         if not self.reentrant:
-            found |= {"two_forwards": 2, "twice": 2, "grad_of_grad": 2, "fail": 3, "with_autocast": 1, "beside": 1}
-        if self.options["delay"]:
-            found["flush"] = 2
+            found += ["two_forwards", "twice", "grad_of_grad", "fail", "fail", "with_autocast", "beside"]
+        self.lot.shuffle(found)
         return found
 
     def train(self) -> None:
@@ -57,7 +57,7 @@ class Training(Pieces):
                 self.no_sync = True
                 for _ in range(self.lot.randint(1, 3)):
                     self.backward(self.forward())
-                    if self.lot.random() < 0.2:
+                    if self.lot.random() < 0.4:
                         self.zero_grad()
                 self.no_sync = False
         self.backward(self.forward())
@@ -247,14 +247,16 @@ class Training(Pieces):
         self.group = group or self.group
         if not self.reentrant:
             self.options = self.draw_options()
-        if not self.options["gradient_as_bucket_view"] or self.lot.random() < 0.5:
+        keeps = self.options["gradient_as_bucket_view"] and self.lot.random() < 0.5
+        if not keeps:
             self.zero_grad("none")
         self.make_reducer()
+        self.elsewhere = keeps
         self.compare()
 
     def exchange_memory(self) -> None:
         """Other memory, perhaps in another layout, under gradients or parameters: nothing changes."""
-        how = self.lot.choice(("gradients", "transposed", "parameters", "channels_last", "contiguous"))
+        how = self.lot.choice(("gradients", "transposed", "parameters", "channels_last", "contiguous", "shared"))
         for name in self.lot.sample(self.twins.names, min(3, len(self.twins.names))):
             for model, _ in self.models:
                 parameter = dict(model.named_parameters())[name]
@@ -265,10 +267,13 @@ class Training(Pieces):
                     if how == "transposed" and gradient.dim() == 2:
                         gradient = gradient.t().contiguous().t()
                     parameter.grad.data = gradient
+        self.elsewhere |= how in ("channels_last", "contiguous", "shared")
         if how in ("channels_last", "contiguous"):
-            self.relaid = True
             for model, _ in self.models:
                 model.to(memory_format=torch.channels_last if how == "channels_last" else torch.contiguous_format)
+        elif how == "shared":
+            for model, _ in self.models:
+                model.share_memory()
         self.compare()
         self.backward(self.forward())
         self.step()
@@ -401,7 +406,8 @@ class Training(Pieces):
         else:
             with self.reducer.no_sync():
                 refused(lambda: self.reducer.accumulate(2), "accumulate() inside no_sync()")
-        refused(lambda: self.reducer.accumulate(0), "from 1 on")
+        for k in (0, -1, 2.0):
+            refused(lambda k=k: self.reducer.accumulate(k), "from 1 on")
         self.compare()
 
 

@@ -16,6 +16,7 @@ from expected_training import Twins, same
 from random_modules import BATCH, WIDTH, Drawn, build, value_of
 from ringlet import GradientReducer
 
+KINDS = ("plain", "unused", "static", "reentrant", "delay", "measured")
 ALGORITHMS = (None, None, None, "ring", "butterfly", "two_shot", "one_shot")
 
 
@@ -27,8 +28,9 @@ class Pieces:
         self.lot = random.Random(seed)  # the same on every rank
         self.own = random.Random(1000 * seed + rank)
         self.group = dist.new_group()
-        self.options = self.draw_options()
-        self.reentrant = self.options["static_graph"] and self.lot.random() < 0.5
+        kind = KINDS[seed % len(KINDS)]
+        self.options = self.draw_options(kind)
+        self.reentrant = kind == "reentrant"
         self.hooked: list[tuple[str, bool]] = []  # parameters with a hook of the user's
         self.model, models = self.make_modules()
         self.twins = Twins(models)
@@ -46,7 +48,7 @@ class Pieces:
 
     # -- what is drawn --
 
-    def draw_options(self) -> dict[str, Any]:
+    def draw_options(self, kind: str | None = None) -> dict[str, Any]:
         lot = self.lot
         found: dict[str, Any] = {
             "bucket_mb": lot.choice((1e-6, 0.0003, 0.001, lot.uniform(1e-5, 0.003), 25)),
@@ -58,14 +60,14 @@ class Pieces:
             "broadcast_buffers": lot.random() < 0.8,
             "delay": 0,
         }
-        kind = lot.choice(("plain", "plain", "unused", "unused", "static", "delay", "measured"))
+        kind = kind or lot.choice(("plain", "plain", "unused", "unused", "static", "delay"))
         if kind == "unused":
             found["find_unused_parameters"] = True
-        elif kind == "static":
+        elif kind in ("static", "reentrant"):
             found["static_graph"] = True
         elif kind == "delay":
             found |= {"delay": 1, "gradient_as_bucket_view": True}
-        elif kind == "measured" and lot.random() < 0.3:
+        elif kind == "measured":
             found["bucket_mb"] = "measured"
         return found
 
@@ -120,7 +122,7 @@ class Pieces:
         if self.comm_hook:
             self.reducer.register_comm_hook(self.group, default_hooks.allreduce_hook)
         self.merge = None
-        self.relaid = False
+        self.elsewhere = False
         self.twins.begin(self.options, make)
         self.optimizer = None if self.in_backward else self.make_optimizer(self.model.parameters())
         self.twins.optimizers = [
@@ -200,8 +202,13 @@ class Pieces:
         parameters = dict(self.model.named_parameters())
         reduced = [name for names in stats["bucket_parameters"] for name in names]
         assert sorted(reduced) == sorted(self.twins.names)
-        if self.in_backward or self.relaid:  # a changed layout has gradients of its own
+        if self.in_backward or self.elsewhere:  # of a changed layout, in shared memory, in another reducer's buckets
             return
+        for name in reduced:
+            grad, dense = parameters[name].grad, torch.empty_like(parameters[name])
+            assert grad is None or grad.numel() < 2 or grad.stride() == dense.stride(), name
+        if self.reducer._channel.in_place(torch.device("cpu")):
+            return  # gradients stay where autograd has put them
         for names, nbytes in zip(stats["bucket_parameters"], stats["bucket_bytes"], strict=True):
             found = {name: parameters[name].grad for name in names if name in self.twins.latest}
             if self.options["gradient_as_bucket_view"]:

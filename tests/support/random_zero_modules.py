@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,59 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "ASGD": [{}],
 }
 OPTIONS: list[dict[str, Any]] = [{}, {"lr": 4e-3}, {"weight_decay": 0.1}, {"lr": 2e-3, "weight_decay": 0.05}]
+
+
+def _grads(module: nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def _zero(module: nn.Module) -> None:
+    module.head.weight.grad.zero_()
+
+
+def _add(module: nn.Module) -> None:
+    for g in _grads(module):
+        g.add_(torch.ones((), dtype=g.dtype), alpha=0.01)
+
+
+def _drop(module: nn.Module) -> None:
+    module.shift.grad = None
+
+
+def _replace(module: nn.Module) -> None:
+    module.shift.grad = torch.linspace(-1, 1, len(module.shift), dtype=module.shift.dtype)
+
+
+def _halve_data(module: nn.Module) -> None:
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad.data.mul_(0.5)
+
+
+def _clip_by_hand(module: nn.Module) -> torch.Tensor:
+    whole = torch.stack([g.norm() for g in _grads(module)]).norm()
+    for g in _grads(module):
+        g.mul_(0.5 / whole)
+    return whole
+
+
+# What a program does to gradients before an update; norms that it gets are compared.
+EDITS: dict[str, Callable[[nn.Module], torch.Tensor | None]] = {
+    "norm": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1),
+    "norm, foreach": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, foreach=True),
+    "norm of order 1": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, norm_type=1.0),
+    "largest element": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, norm_type=float("inf")),
+    "norm of some": lambda module: nn.utils.clip_grad_norm_(module.parts.parameters(), 0.1),
+    "norm of each": lambda module: sum(nn.utils.clip_grad_norm_(p, 0.1) for p in module.parameters()),
+    "value": lambda module: nn.utils.clip_grad_value_(module.parameters(), 0.01),
+    "value, foreach": lambda module: nn.utils.clip_grad_value_(module.parameters(), 0.01, foreach=True),
+    "by hand": _clip_by_hand,
+    "data": _halve_data,
+    "zeroed": _zero,
+    "added": _add,
+    "dropped": _drop,
+    "replaced": _replace,
+}
 
 
 class Deed(RuntimeError):
@@ -98,7 +152,7 @@ class Drawn(nn.Module):
         self.shift = nn.Parameter(0.1 * torch.randn(width))
         self.scale = nn.Parameter(torch.ones(()))
         self.ways = [lot.choice(("call", "call", "reentrant", "not reentrant")) for _ in self.parts]
-        self.form = lot.choice(("tensor", "dict", "tuple"))
+        self.form = lot.choice(("tensor", "dict", "tuple", "hidden"))
         for part in self.parts:
             part.linear.requires_grad_(part.kind != "frozen")
             if part.kind == "half frozen":
@@ -122,10 +176,20 @@ class Drawn(nn.Module):
 
                 x = checkpoint(body, x, use_reentrant=way == "reentrant")
         out = self.head(x) * self.scale
-        return {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out)}[self.form]
+        found = {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out), "hidden": Hidden(out)}
+        return found[self.form]
+
+
+class Hidden:
+    """An output in which nobody finds a tensor."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
 
 
 def logits_of(out: Any) -> torch.Tensor:
+    if isinstance(out, Hidden):
+        return out.logits
     if isinstance(out, dict):
         return out["logits"]
     return out[1] if isinstance(out, tuple) else out

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 import ringlet
-from random_zero_modules import OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, logits_of, settings_of
+from random_zero_modules import EDITS, OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, logits_of, settings_of
 from ringlet.training.zero.released import Released
 from ringlet.training.zero.sharded_gradient import ShardedGradient
 
@@ -45,6 +45,7 @@ class Training:
         self.window["max_norm"] = lot.choice((None, None, 0.3))
         self.hooked = lot.random() < 0.3
         self.numbers = self.saves = self.steps = 0
+        self.wrote = False  # since the last forward of the root, which takes what was written
         self.close = ROUGH if self.low or self.cast else CLOSE
         self.watch(self.twin)
         self.begin(self.equal_on_rank_0())
@@ -87,7 +88,7 @@ class Training:
     def draw_plan(self) -> dict[str, Any]:
         count = len(self.twin.parts)
         plan = {"without": self.lot.sample(range(count), self.lot.choice((0, 0, 1)) % count), "count": True}
-        plan["directly"] = self.lot.random() < 0.1
+        plan["directly"] = self.lot.random() < 0.1 and not self.wrote
         plan["penalty"] = self.lot.random() < 0.15 and "reentrant" not in self.twin.ways and not self.low
         return plan
 
@@ -98,6 +99,7 @@ class Training:
                 logits = module.head(torch.tanh(module.embedding(tokens)))
             else:
                 logits = logits_of(module(tokens, plan))
+                self.wrote = self.wrote and module is not self.zero.module
         loss = functional.cross_entropy(logits.double(), targets)
         if plan.get("penalty") and "entered" in plan and torch.is_grad_enabled():
             (slope,) = torch.autograd.grad(logits.sum(), plan["entered"], create_graph=True)
@@ -137,20 +139,17 @@ class Training:
                     self.fail_in_backward()
                     self.zero.zero_grad()
                     return self.train()
+        self.zeros_for_none()
         for p in self.trained():
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad / (micros if self.window["average"] else 1)
-        if micros == full and self.lot.random() < 0.3:
-            most = self.lot.choice((0.1, 5.0))
-            by_torch = self.lot.random() < 0.5
-            norm = (
-                nn.utils.clip_grad_norm_(self.zero.module.parameters(), most)
-                if by_torch
-                else (self.zero.clip_grad_norm_(most))
-            )
-            expected = nn.utils.clip_grad_norm_(self.trained(), most)
-            torch.testing.assert_close(norm.double(), expected.double(), **self.close)
+            p.grad /= micros if self.window["average"] else 1
+        if micros == full and self.lot.random() < 0.5:
+            self.edit_gradients()
+            if full == 1 and self.lot.random() < 0.3:
+                self.add_a_backward()
         if self.window["max_norm"] is not None:
             nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
+        if self.lot.random() < 0.2:
+            self.write()
         self.optimizer.step()
         if micros == full and self.lot.random() < 0.3:
             self.zero.optimizer.step()
@@ -159,6 +158,31 @@ class Training:
             assert self.zero.step(partial=micros < full or self.lot.random() < 0.2)
         self.steps += 1
         self.compare()
+
+    def add_a_backward(self) -> None:
+        """Of a second loss, to gradients that were changed."""
+        plan = self.draw_plan()
+        self.numbers += 1
+        self.loss(self.zero.module, self.numbers, self.rank, plan).backward()
+        for rank in range(self.world):
+            there = self.loss(self.twin, self.numbers, rank, {**plan, "count": rank == 0})
+            (there / self.world).backward()
+
+    def zeros_for_none(self) -> None:
+        """A Zero takes None for zeros."""
+        for p in self.trained():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+
+    def edit_gradients(self) -> None:
+        for name in self.lot.sample(list(EDITS), self.lot.choice((1, 1, 2))):
+            found, expected = EDITS[name](self.zero.module), EDITS[name](self.twin)
+            self.zeros_for_none()
+            if expected is not None:
+                torch.testing.assert_close(found.double(), expected.double(), **self.close)
+        if self.lot.random() < 0.5:
+            most = self.lot.choice((0.1, 5.0, float("inf")))
+            expected = nn.utils.clip_grad_norm_(self.trained(), most)
+            torch.testing.assert_close(self.zero.clip_grad_norm_(most).double(), expected.double(), **self.close)
 
     def trained(self) -> list[nn.Parameter]:
         return [p for p in self.twin.parameters() if p.requires_grad]
@@ -198,14 +222,19 @@ class Training:
         """Outside of gathered(), by all ranks, into parameters that are whole."""
         pairs = list(zip(self.zero.module.parameters(), self.twin.parameters(), strict=True))
         pairs = [(p, twin) for p, twin in pairs if not isinstance(p, Released) and p.is_floating_point()]
+        self.wrote = True
         for both in self.lot.sample(pairs, self.lot.randint(0, len(pairs))):
-            way = self.lot.choice(("in place", "data in place", "other memory"))
+            way = self.lot.choice(("in place", "data in place", "clipped", "other memory", "turned"))
             for p in both:
                 if way == "in place":
                     with torch.no_grad():
                         p.mul_(0.5)
                 elif way == "data in place":
                     p.data.mul_(0.5)
+                elif way == "clipped":  # some of its elements
+                    p.data.clamp_(-0.3, 0.3)
+                elif way == "turned":  # the same memory, for a square in the same shape
+                    p.data = p.data.t() if p.dim() == 2 and p.shape[0] == p.shape[1] else p.data
                 else:
                     p.data = p.data * 0.5
 
@@ -304,7 +333,14 @@ class Training:
         with self.zero.gathered():
             loss = sum(p.square().sum() for p in self.zero.module.parameters() if p.requires_grad)
         loss.backward()
-        self.zero.zero_grad()
+        self.optimizer.zero_grad()
+        sum(p.square().sum() for p in self.trained()).backward()
+        if self.window["max_norm"] is not None:
+            nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
+        self.optimizer.step()
+        assert self.zero.step()
+        self.steps += 1
+        self.compare()
 
     def change_rates(self) -> None:
         number, factor = self.lot.randrange(len(self.optimizer.param_groups)), self.lot.choice((0.5, 1.5))
@@ -408,9 +444,10 @@ class Program:
         ]
 
     def run(self, steps: int, resumes: bool) -> None:
-        kinds = {"train": 12, "evaluate": 2, "forget_loss": 1, "fail_in_forward": 1, "fail_in_backward": 1}
-        kinds |= {"drop_a_window": 1, "too_early": 1, "too_late": 1, "through_gathered": 1, "change_rates": 1}
-        kinds |= {"schedule": 1, "reload": 2, "replace": 1, "write": 2, "load": 1, "refused": 2}
+        kinds = ["train"] * 7 + ["evaluate", "forget_loss", "fail_in_forward", "fail_in_backward", "drop_a_window"]
+        kinds += ["too_early", "too_late", "through_gathered", "change_rates", "schedule", "replace", "load"]
+        kinds += ["reload", "write", "refused"] * 2  # each at least once: `make test` has few programs
+        deck: list[str] = []
         self.done: list[str] = []
         if resumes:
             for training in self.trainings:
@@ -419,7 +456,8 @@ class Program:
             if self.own.random() < 0.05:
                 time.sleep(0.01 * self.own.random())
             training = self.lot.choice(self.trainings)
-            self.done.append(self.lot.choices(list(kinds), list(kinds.values()))[0])
+            deck = deck or self.lot.sample(kinds, len(kinds))
+            self.done.append(deck.pop())
             getattr(training, self.done[-1])()
         if not resumes:  # a folder is written once
             for training in self.trainings:

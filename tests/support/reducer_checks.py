@@ -4,15 +4,14 @@ import copy
 import io
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import ringlet
-from ringlet import GradientReducer
-from ringlet.training.reducer.channel import MOST_RANKS_IN_PLACE
+from ringlet import GradientReducer, InvalidUsage
 
 CHECKS: dict[str, Callable[[int, int], None]] = {}
 SMALL = {"bucket_mb": 0.0005, "first_bucket_mb": 0.0002}  # 524 and 209 bytes: several buckets for a few layers
@@ -58,10 +57,6 @@ def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
         torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def places(model: nn.Module) -> list[int]:
-    return [p.grad.data_ptr() for p in model.parameters()]
-
-
 def train(model: nn.Module, rank: int, steps: int, set_to_none: bool = True) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
@@ -83,62 +78,10 @@ def equals_ddp(rank, world):
         torch.testing.assert_close(a, b, rtol=0 if world == 2 else 1e-5, atol=0 if world == 2 else 1e-6)
 
 
-@check
-def equals_full_batch(rank, world):
-    torch.manual_seed(7)
-    ours = mlp(torch.float64)
-    alone = copy.deepcopy(ours)
-    GradientReducer(ours, **SMALL)
-    train(ours, rank, 4)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        optimizer.zero_grad()
-        batch = torch.cat([data(r, step, torch.float64) for r in range(world)])
-        alone(batch).square().mean().backward()
-        optimizer.step()
-    for a, b in zip(ours.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-@check
-def construction_copies_rank_0(rank, world):
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))  # seeded by rank
-    model[1].running_mean.fill_(rank)
-    model[0].weight = nn.Parameter(torch.randn(4, 8)[:, ::2])  # not contiguous
-    GradientReducer(model)
-    for value in model.state_dict().values():
-        everyone = [torch.empty_like(value.contiguous()) for _ in range(world)]
-        dist.all_gather(everyone, value.contiguous())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
-    assert model[1].running_mean.eq(0).all()
-
-
-def in_place(world):
-    """Whether ringlet reduces every gradient by itself, where autograd has put it."""
-    return dist.get_backend() == "ringlet" and world <= MOST_RANKS_IN_PLACE
-
-
 def sends_late(reducer):
     """Whether its buckets are sent at the end of a backward, because every processor is busy with it."""
     device = torch.device("cpu")
     return reducer._channel.in_place(device) and not reducer._channel.overlaps(device)
-
-
-@check
-def gradients_are_views_of_the_buckets_or_stay_where_they_are(rank, world):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    loss_of(model, rank).backward()
-    buckets = reducer._flat.buckets
-    assert len(buckets) > 2
-    assert all(bucket.has_buffer != in_place(world) for bucket in buckets)
-    if in_place(world):
-        return
-    for gradient in reducer._flat.gradients:
-        start = gradient.parameter.grad.data_ptr() - gradient.bucket.buffer.data_ptr()
-        assert 0 <= start <= gradient.bucket.nbytes - gradient.parameter.grad.nbytes
-    if dist.get_backend() == "ringlet":
-        assert all(ringlet.is_registered(p.grad) for p in model.parameters())
 
 
 @check
@@ -148,55 +91,6 @@ def values_that_a_graph_needs_are_not_overwritten(rank, world):
     loss_of(model, rank).backward(create_graph=True)
     assert_gradients(model, expected_average(model, world))
     assert all(p.grad.grad_fn is None for p in model.parameters())  # not the graph's own tensors
-
-
-@check
-def zero_grad_both_ways(rank, world):
-    model = mlp()
-    GradientReducer(model, **SMALL)
-    expected = expected_average(model, world)
-    loss_of(model, rank).backward()
-    before = places(model)
-    for set_to_none in (True, False, False, True, True):
-        model.zero_grad(set_to_none=set_to_none)
-        loss_of(model, rank).backward()
-        assert_gradients(model, expected)
-        assert places(model) == before or in_place(world)
-
-
-@check
-def two_backwards_add_up(rank, world):
-    model = mlp()
-    GradientReducer(model, **SMALL)
-    expected = [
-        a + b for a, b in zip(expected_average(model, world), expected_average(model, world, (1,)), strict=True)
-    ]
-    loss_of(model, rank, 0).backward()
-    loss_of(model, rank, 1).backward()
-    assert_gradients(model, expected)
-    model.zero_grad()
-    first, second = loss_of(model, rank, 0), loss_of(model, rank, 1)  # two forwards, then two backwards
-    first.backward()
-    second.backward()
-    assert_gradients(model, expected)
-
-
-@check
-def no_sync_accumulates_and_then_averages_the_sum(rank, world):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    for _ in range(2):  # from the first backward on, and again after a reduction
-        launches = reducer.stats()["launches"]
-        with reducer.no_sync():
-            loss_of(model, rank, 0).backward()
-            local = expected_average(model, 1, loss=lambda m, _, step: loss_of(m, rank, step))
-            assert_gradients(model, local)
-            loss_of(model, rank, 1).backward()
-        assert reducer.stats()["launches"] == launches
-        loss_of(model, rank, 2).backward()
-        assert reducer.stats()["launches"] > launches
-        assert_gradients(model, expected_average(model, world, (0, 1, 2)))
-        model.zero_grad()
 
 
 class Branches(nn.Module):
@@ -223,44 +117,6 @@ def unused_parameters_count_zero_when_allowed(rank, world):
 
 
 @check
-def gradients_unused_everywhere_stay_untouched(rank, world):
-    model = Branches()
-    GradientReducer(model, find_unused_parameters=True, **SMALL)
-    model(data(rank), "b").backward()
-    assert model.a.weight.grad is None and model.b.weight.grad is not None
-    for fresh in (False, True):
-        for place, parameter in enumerate(model.b.parameters()):
-            # each rank's own value, in the bucket or beside it
-            parameter.grad = torch.full_like(parameter, rank + place) if fresh else parameter.grad.fill_(rank + place)
-        model(data(rank), "a").backward()
-        for place, parameter in enumerate(model.b.parameters()):
-            assert torch.equal(parameter.grad, torch.full_like(parameter, rank + place))
-
-
-@check
-def gradients_that_are_there_already_count(rank, world):
-    model = Branches()
-    GradientReducer(model, find_unused_parameters=True, **SMALL)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 6.0 * rank)
-    replica = copy.deepcopy(model)
-    model(data(rank), "a" if rank == 0 else "b").backward()
-    expected = expected_average(replica, world, loss=lambda m, r, step: m(data(r, step), "a" if r == 0 else "b"))
-    assert_gradients(model, [gradient + 3.0 * (world - 1) for gradient in expected])
-
-
-@check
-def used_inside_no_sync_and_then_dropped(rank, world):
-    model = Branches()
-    reducer = GradientReducer(model, find_unused_parameters=True, **SMALL)
-    with reducer.no_sync():
-        model(data(rank), "ab").backward()
-    model.zero_grad()
-    model(data(rank), "b").backward()
-    assert model.a.weight.grad is None
-
-
-@check
 def used_only_inside_no_sync_is_reduced(rank, world):
     model = Branches()
     reducer = GradientReducer(model, **SMALL)
@@ -277,13 +133,10 @@ def hooks_in_different_orders_and_one_rebuild(rank, world):
     reducer = GradientReducer(model, **SMALL)
     names = "ba" if rank == 0 else "ab"  # rank 0's is not the order of registration
     expected = expected_average(model, world, loss=lambda m, r, step: m(data(r, step), "ab"))
-    seen = []
     for _ in range(3):
         model.zero_grad()
         model(data(rank), names).backward()
         assert_gradients(model, expected)
-        seen.append(places(model))
-        assert seen[-1] == seen[0] or in_place(world)  # already the rebuilt buckets after the first backward
         stats = reducer.stats()
         everyone = [None] * world
         dist.all_gather_object(everyone, (stats["ready_order"], stats["bucket_parameters"]))
@@ -291,55 +144,6 @@ def hooks_in_different_orders_and_one_rebuild(rank, world):
         assert all(buckets == everyone[0][1] for _, buckets in everyone)
         assert stats["rebuilt"]
         assert [name for bucket in everyone[0][1] for name in bucket] == everyone[0][0]
-
-
-@check
-def shared_parameters(rank, world):
-    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6))
-    model[2].weight = model[0].weight
-    reducer = GradientReducer(model, **SMALL)
-    loss_of(model, rank).backward()
-    assert_gradients(model, expected_average(model, world))
-    assert sum(names.count("0.weight") for names in reducer.stats()["bucket_parameters"]) == 1
-
-
-class Mixed(nn.Module):
-    """Parameters of many dtypes and layouts, gradients known by hand: every gradient is full of the rank's factor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.float16, torch.float32]
-        self.weights = nn.ParameterList(nn.Parameter(torch.ones(5, 3).to(dtype)) for dtype in dtypes)
-        self.last = nn.Parameter(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
-        self.scalar = nn.Parameter(torch.ones(()))
-        self.empty = nn.Parameter(torch.ones(0))
-
-    def forward(self, factor: float) -> torch.Tensor:
-        return sum((weight * factor).sum().real.double() for weight in self.parameters())
-
-
-@check
-def mixed_dtypes_have_buckets_of_their_own(rank, world):
-    model = Mixed()
-    reducer = GradientReducer(model)
-    assert len(reducer.stats()["bucket_bytes"]) == 5
-    for _ in range(2):
-        model.zero_grad()
-        model(2.0 * rank).backward()
-        for parameter in model.parameters():
-            assert parameter.grad.dtype == parameter.dtype and parameter.grad.stride() == parameter.stride()
-            assert torch.equal(parameter.grad, torch.full_like(parameter, world - 1.0))
-
-
-@check
-def autograd_grad_reduces_nothing(rank, world):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    gradients = torch.autograd.grad(loss_of(model, rank), list(model.parameters()))
-    assert reducer.stats()["launches"] == 0 and all(p.grad is None for p in model.parameters())
-    (penalty,) = torch.autograd.grad(loss_of(model, rank), [model[0].weight], create_graph=True)
-    (loss_of(model, rank) + penalty.square().sum()).backward()
-    assert len(gradients) == 6 and reducer.stats()["backwards"] == 1
 
 
 class Checkpointed(nn.Module):
@@ -378,21 +182,6 @@ def a_group_of_some_ranks(rank, world):
 
 
 @check
-def stats_tell_what_happened(rank, world):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    for step in range(3):
-        loss_of(model, rank, step).backward()
-    stats = reducer.stats()
-    assert stats["backwards"] == 3 and stats["launches"] >= 3 * 2
-    assert sorted(stats["ready_order"]) == sorted(name for name, _ in model.named_parameters())
-    assert sum(stats["bucket_bytes"]) >= sum(p.nbytes for p in model.parameters())
-    assert stats["total_communication_s"] >= stats["communication_s"] > 0
-    assert stats["total_exposed_s"] >= stats["exposed_s"] > 0
-    assert stats["overlapped_s"] >= 0
-
-
-@check
 def copies_and_removal_leave_the_module_alone(rank, world):
     model = mlp()
     reducer = GradientReducer(model)
@@ -406,3 +195,84 @@ def copies_and_removal_leave_the_module_alone(rank, world):
     loss_of(model, rank).backward()
     assert reducer.stats()["launches"] == 0
     assert_gradients(model, expected_average(model, 1, loss=lambda m, _, step: loss_of(m, rank, step)))
+
+
+# --- what it must refuse, and how clearly
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("on purpose")
+
+
+@check
+def an_interrupted_backward(rank, world):
+    group = dist.new_group()
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    GradientReducer(model, group=group)  # one bucket: nothing was sent, the next step is a fresh start
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    model.zero_grad()
+    loss_of(model, rank).backward()
+    assert_gradients(model, expected_average(model, world))
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
+    reducer = GradientReducer(model, group=group, **SMALL)
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    if sends_late(reducer):
+        model.zero_grad()
+        loss_of(model, rank).backward()
+        assert_gradients(model, expected_average(model, world))
+        return
+    with pytest.raises(InvalidUsage, match=r"stopped after \d of \d buckets"):
+        model(data(rank))
+
+
+@check
+def different_models_are_refused_by_rank_and_name(rank, world):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5 if rank == 1 else 4))
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'parameter 1\.weight .*\[4, 4\].*, rank 1 has .*\[5, 4\]"):
+        GradientReducer(model)
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'nothing', rank 1 has 'buffer extra"):
+        model = nn.Linear(2, 2)
+        if rank == 1:
+            model.register_buffer("extra", torch.ones(1))
+        GradientReducer(model)
+    with pytest.raises(InvalidUsage, match="rank 0 has 'settings bucket_mb=1 "):
+        GradientReducer(nn.Linear(2, 2), bucket_mb=2 if rank == 1 else 1)
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'settings .* optimizer_in_backward=False', rank 1"):
+        make = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        GradientReducer(nn.Linear(2, 2), optimizer_in_backward=make if rank == 1 else None)
+
+
+@check
+def what_cannot_be_reduced_is_refused(rank, world):
+    with pytest.raises(InvalidUsage, match="no parameter of Linear requires a gradient"):
+        GradientReducer(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(InvalidUsage, match="0 makes sparse gradients"):
+        GradientReducer(nn.Sequential(nn.Embedding(4, 4, sparse=True)))
+    with pytest.raises(InvalidUsage, match=r"bucket_mb must be a number of MiB above 0 .*, got 0"):
+        GradientReducer(nn.Linear(2, 2), bucket_mb=0)
+
+
+@check
+def the_algorithm_is_chosen_where_there_is_one(rank, world):
+    if dist.get_backend() != "ringlet":
+        with pytest.raises(InvalidUsage, match=r"algorithm='ring' needs a group on the ringlet backend, .* on gloo"):
+            GradientReducer(nn.Linear(2, 2), algorithm="ring")
+        return
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for algorithm in ("ring", "butterfly", "two_shot"):
+        model = mlp()
+        GradientReducer(model, algorithm=algorithm, **SMALL)
+        before = backend.algorithm
+        loss_of(model, rank).backward()
+        assert_gradients(model, expected_average(model, world))
+        assert backend.algorithm == before
+    with pytest.raises(InvalidUsage, match="triangle"):
+        GradientReducer(nn.Linear(2, 2), algorithm="triangle")

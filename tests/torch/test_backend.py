@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -120,8 +121,7 @@ def test_the_groups_timeout(everyone, tmp_path):
 
 def by_environment(rank: int, world: int, ports: list[int]) -> None:
     """As torchrun starts it; several times in one process, by both spellings."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
-    try:
+    with mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1"):
         for backend, port in zip(("ringlet", "cpu:ringlet", "ringlet"), ports, strict=True):
             os.environ["MASTER_PORT"] = str(port)
             dist.init_process_group(backend)
@@ -132,9 +132,6 @@ def by_environment(rank: int, world: int, ports: list[int]) -> None:
             dist.all_reduce(tensor, async_op=True).wait()
             dist.destroy_process_group()
             assert not dist.is_initialized()
-    finally:
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            del os.environ[name]
 
 
 def test_environment_and_both_names(everyone):
@@ -150,11 +147,6 @@ def again_on_one_store(rank: int, world: int, store: str) -> None:
             dist.all_reduce(tensor := torch.ones(10))
             assert tensor.tolist() == [world] * 10
         dist.destroy_process_group()
-    for cycle in range(15):
-        ringlet.init(rank, world, shared)
-        if cycle % 3 == 0:
-            assert ringlet.all_reduce(torch.ones(10)).tolist() == [world] * 10
-        ringlet.finalize()
 
 
 def test_again_and_again_on_one_store(everyone, tmp_path):

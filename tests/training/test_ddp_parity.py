@@ -18,6 +18,7 @@ from reducer_checks import (
     SMALL,
     Branches,
     Checkpointed,
+    Fails,
     assert_gradients,
     data,
     expected_average,
@@ -25,9 +26,7 @@ from reducer_checks import (
     mlp,
     same,
     sends_late,
-    train,
 )
-from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 
 # --- static graph
@@ -35,13 +34,16 @@ from ringlet import GradientReducer, InvalidUsage
 
 @on("ranks")
 def test_static_graph_with_reentrant_checkpoints(rank, world):
-    """Layers reached twice in one backward, in buckets of one parameter: refused without static_graph."""
+    """Layers reached twice in one backward, in buckets of one parameter: refused without static_graph. With no_sync()
+    first, DDP fails an internal assertion (pytorch#143580), or silently stops to reduce."""
     model = Checkpointed([0, 1, 1, 2, 1], layers=3)
     reducer = GradientReducer(model, static_graph=True, bucket_mb=1e-6, first_bucket_mb=1e-6)
     for step in range(4):
         model.zero_grad()
+        with reducer.no_sync():
+            loss_of(model, rank, 10 + step).backward()
         loss_of(model, rank, step).backward()
-        assert_gradients(model, expected_average(model, world, (step,)))
+        assert_gradients(model, expected_average(model, world, (10 + step, step)))
     stats = reducer.stats()
     assert stats["rebuilt"] and len(stats["bucket_bytes"]) == 6
     launched = [bucket["launched_s"] for bucket in stats["buckets"]]
@@ -69,36 +71,6 @@ def test_static_graph_with_a_dataclass_as_output(rank, world):
         model(data(rank, step).requires_grad_()).y[0].square().mean().backward()
         assert_gradients(model, expected_average(alone, world, (step,)))
         assert reducer.stats()["backwards"] == step + 1
-
-
-@on("ranks")
-def test_static_graph_with_no_sync_first(rank, world):
-    """Where DDP fails an internal assertion (pytorch#143580), or silently stops to reduce."""
-    model = Checkpointed([0, 1, 1], layers=2)
-    reducer = GradientReducer(model, static_graph=True, **SMALL)
-    for _ in range(3):
-        model.zero_grad()
-        with reducer.no_sync():
-            loss_of(model, rank, 0).backward()
-        loss_of(model, rank, 1).backward()
-        assert_gradients(model, expected_average(model, world, (0, 1)))
-
-
-@on("ranks")
-def test_static_graph_with_unused_parameters(rank, world):
-    model = Branches()
-    model.c = nn.Linear(2, 2)  # nobody's
-    reducer = GradientReducer(model, static_graph=True, **SMALL)
-    names = "b" if rank == 0 else "ab"
-    used = Branches()
-    used.load_state_dict({name: value for name, value in model.state_dict().items() if name[0] != "c"})
-    expected = expected_average(used, world, loss=lambda m, r, step: m(data(r), "b" if r == 0 else "ab"))
-    for step in range(3):
-        model.zero_grad()
-        model(data(rank), names).backward()
-        assert_gradients(nn.ModuleList([model.a, model.b]), expected)
-        assert model.c.weight.grad is None
-        assert reducer.stats()["rebuilt"], step
 
 
 @on("ranks")
@@ -131,43 +103,6 @@ def test_no_sync_around_a_part_does_what_ddp_does(rank, world):
 # --- views and copies
 
 
-@on("ranks")
-def test_gradients_may_be_copies(rank, world):
-    ours, views = mlp(), mlp()
-    views.load_state_dict(ours.state_dict())
-    reducer = GradientReducer(ours, gradient_as_bucket_view=False, **SMALL)
-    GradientReducer(views, **SMALL)
-    for step in range(3):
-        for model in (ours, views):
-            model.zero_grad(set_to_none=step % 2 == 0)
-            loss_of(model, rank, step).backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), views.parameters(), strict=True))
-        assert all(p.grad.untyped_storage().nbytes() == p.nbytes for p in ours.parameters())
-    ours.zero_grad()
-    with reducer.no_sync():
-        loss_of(ours, rank, 0).backward()
-    loss_of(ours, rank, 1).backward()
-    assert_gradients(ours, expected_average(ours, world, (0, 1)))
-
-
-@on("ranks")
-def test_copies_with_unused_parameters(rank, world):
-    model = Branches()
-    GradientReducer(model, gradient_as_bucket_view=False, find_unused_parameters=True, **SMALL)
-    used = ["b", "ab", "b", "b"]
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, float(rank))
-    before = [p.grad for p in model.parameters()]
-    replica = copy.deepcopy(model)
-    model(data(rank), "b").backward()
-    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), before, strict=True))
-    assert torch.equal(model.a.weight.grad, torch.full_like(model.a.weight, float(rank)))  # untouched
-    expected = expected_average(replica, world, loss=lambda m, r, step: m(data(r), used[r]))
-    model.zero_grad()
-    model(data(rank), used[rank]).backward()
-    assert_gradients(model, expected)
-
-
 # --- uneven inputs
 
 
@@ -178,21 +113,6 @@ def train_unevenly(model, context, rank, optimizer=None):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
-
-
-@on("ranks")
-def test_join_equals_ddps(rank, world):
-    for initial in (True, False):
-        torch.manual_seed(5)
-        ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-        theirs = DistributedDataParallel(copy.deepcopy(ours), bucket_cap_mb=0.001)
-        reducer = GradientReducer(ours, **SMALL)
-        train_unevenly(ours, reducer.join(divide_by_initial_world_size=initial), rank)
-        train_unevenly(theirs, theirs.join(divide_by_initial_world_size=initial), rank)
-        same(ours, theirs.module)
-        reduced = reducer.stats()["backwards"]
-        loss_of(ours, rank).backward()  # joining is over
-        assert reducer.stats()["backwards"] == reduced + 1
 
 
 @on("ranks")
@@ -233,58 +153,14 @@ def test_an_error_inside_join_ends_it(rank, world):
     assert_gradients(model, expected_average(model, world, (1,)))
 
 
-@on("ranks")
-def test_join_refuses_what_it_cannot_do(rank, world):
-    merging = GradientReducer(mlp())
-    merging.accumulate(2)
-    for reducer in (merging, GradientReducer(mlp(), delay=1), GradientReducer(mlp(), bucket_mb="measured")):
-        with pytest.raises(InvalidUsage, match=r"join\(\) cannot be combined"):
-            reducer.join()
-
-
 # --- buffers and what is ignored
 
 
 @on("ranks")
-def test_buffers_follow_rank_0(rank, world):
-    torch.manual_seed(5)
-    ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    own = copy.deepcopy(ours)
-    theirs = DistributedDataParallel(copy.deepcopy(ours))
-    GradientReducer(ours)
-    GradientReducer(own, broadcast_buffers=False)
-    for model in (ours, theirs, own):
-        train(model, rank, 3)
-    same(ours, theirs.module)
-    everyone = [torch.empty_like(own[1].running_mean) for _ in range(world)]
-    dist.all_gather(everyone, own[1].running_mean)
-    assert not torch.equal(everyone[0], everyone[1])
-    if rank == 0:  # one rank may evaluate alone
-        with torch.no_grad():
-            ours(data(rank))
-    loss = loss_of(ours, rank, 0) + loss_of(ours, rank, 1)  # two forwards: the first one's saved buffers stay valid
-    loss.backward()
-
-
-@on("ranks")
-def test_ignored_parameters_are_each_ranks_own(rank, world):
-    model = nn.ModuleDict({"shared": nn.Linear(6, 6), "own": nn.Linear(6, 6), "norm": nn.BatchNorm1d(6)})
-    model.forward = lambda x: model["norm"](model["own"](model["shared"](x)))
-    model["own"].weight.data.fill_(rank)
-    model["norm"].running_mean.fill_(rank)
-    ignored = ["own.weight", "norm.running_mean"]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
-    reducer = GradientReducer(model)
-    assert model["own"].weight.eq(rank).all() and model["norm"].running_mean.eq(rank).all()
-    model(data(rank)).square().sum().backward()
-    assert "own.weight" not in reducer.stats()["ready_order"]
-    found = model["own"].weight.grad
-    everyone = [torch.empty_like(found) for _ in range(world)]
-    dist.all_gather(everyone, found)
-    assert not torch.equal(everyone[0], everyone[1])
-    model["shared"].requires_grad_(False)
-    model._ddp_params_and_buffers_to_ignore = [*ignored, *(["own.bias"] if rank == 1 else [])]
-    with pytest.raises(InvalidUsage, match=r"rank 0 has 'ignored own\.weight', rank 1 has 'ignored own\.bias'"):
+def test_other_ignored_parameters_on_one_rank_are_refused(rank, world):
+    model = nn.Linear(6, 6)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["bias" if rank == 1 else "weight"])
+    with pytest.raises(InvalidUsage, match="rank 0 has 'ignored weight', rank 1 has 'ignored bias'"):
         GradientReducer(model)
 
 
@@ -335,30 +211,6 @@ class TellsLate:
 
     def is_completed(self) -> bool:
         return False
-
-
-@on("ranks")
-def test_an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
-    model = Branches()
-    merge = GradientReducer(
-        model,
-        find_unused_parameters=True,
-        optimizer_in_backward=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        **SMALL,
-    ).accumulate(2)
-    before = copy.deepcopy(model)
-    for step in range(2):
-        model(data(rank, step), "b").backward()
-    assert merge.complete
-    expected = expected_average(before, world, (0, 1), lambda m, r, step: m(data(r, step), "ab"))
-    assert torch.equal(model.a.weight, before.a.weight)
-    only_b = Branches()
-    only_b.load_state_dict(before.state_dict())
-    for r in range(world):
-        for step in range(2):
-            only_b(data(r, step), "b").backward()
-    torch.testing.assert_close(model.b.weight, before.b.weight - only_b.b.weight.grad / (2 * world))
-    assert len(expected) == 4
 
 
 @on(1, "dist:gloo", "dist:ringlet")  # of several ranks, each has updated other parameters when the error comes

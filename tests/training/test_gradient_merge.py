@@ -15,8 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from ranks import on
-from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp, sends_late
-from reducer_refusal_checks import Fails
+from reducer_checks import SMALL, Fails, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 
 
@@ -63,34 +62,6 @@ def test_k_micro_batches_equal_one_large_batch(rank, world, k):
 
 
 @on("ranks")
-def test_sums_without_average(rank, world):
-    model = mlp()
-    merge = GradientReducer(model, **SMALL).accumulate(3, average=False)
-    for step in range(3):
-        loss_of(model, rank, step).backward()
-    assert merge.complete
-    assert_gradients(model, expected_average(model, world, (0, 1, 2)))
-
-
-def some_use_of_both(model, rank, step):
-    return model(data(rank, step), "ab" if (rank, step) == (1, 0) else "b")
-
-
-@on("ranks")
-def test_in_place_zeros_and_unused_parameters(rank, world):
-    """A parameter that only one micro-batch of one rank uses counts; zeroed in place, the next window starts anew."""
-    model = Branches()
-    merge = GradientReducer(model, find_unused_parameters=True, **SMALL).accumulate(2)
-    for _ in range(2):
-        model.zero_grad(set_to_none=False)
-        for step in range(2):
-            some_use_of_both(model, rank, step).backward()
-        assert merge.complete
-        expected = expected_average(model, world, (0, 1), some_use_of_both)
-        assert_gradients(model, [gradient / 2 for gradient in expected])
-
-
-@on("ranks")
 def test_a_wrong_micro_step_is_told(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
@@ -125,26 +96,6 @@ def test_a_wrong_micro_step_is_told(rank, world):
 
 
 @on("ranks")
-def test_a_backward_that_stops_half_way_is_told(rank, world):
-    """In the middle of a window and as it closes: the window starts anew, and its averages are right again."""
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
-    merge = GradientReducer(model).accumulate(2)
-    for micro_batch in (1, 2):
-        if micro_batch == 2:
-            loss_of(model, rank, 0).backward()
-        with pytest.raises(ArithmeticError):
-            model[1](Fails.apply(model[0](data(rank)))).sum().backward()
-        with pytest.raises(InvalidUsage, match=f"stopped in micro-batch {micro_batch} of a window of 2"):
-            model(data(rank))
-        model.zero_grad()
-        for step in (1, 2):
-            loss_of(model, rank, step).backward()
-        assert merge.complete
-        assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (1, 2))])
-        model.zero_grad()
-
-
-@on("ranks")
 def test_a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world):
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
     reducer = GradientReducer(model)
@@ -160,47 +111,6 @@ def test_a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, w
         assert merge.finish()
         assert_gradients(model, expected_average(model, world, (1,)))
         model.zero_grad()
-
-
-@on("ranks")
-def test_a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
-    """If buckets have gone out when a backward stops, the window goes with the reducer; else the caller drops it."""
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
-    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
-    reducer.accumulate(2)
-    loss_of(model, rank, 0).backward()
-    with pytest.raises(ArithmeticError):
-        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
-    what = "call zero_grad" if sends_late(reducer) else "make a new process group and train on it"
-    with pytest.raises(InvalidUsage, match=what):
-        model(data(rank))
-    reducer.remove()
-    model.zero_grad()
-    GradientReducer(model, **SMALL)
-    loss_of(model, rank, 1).backward()
-    assert_gradients(model, expected_average(model, world, (1,)))
-
-
-@on("ranks")
-def test_autograd_grad_leaves_a_window_as_it_is(rank, world):
-    """Before the optimizer's step, which a training loop would leave out otherwise, and inside a window."""
-    model = mlp()
-    merge = GradientReducer(model, **SMALL).accumulate(2)
-    for step in range(2):
-        loss_of(model, rank, step).backward()
-        torch.autograd.grad(loss_of(model, rank, 5), list(model.parameters()))
-        assert merge.complete is (step == 1) and merge.seen == 1 - step
-    assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (0, 1))])
-
-
-@on("ranks")
-def test_bad_windows_are_refused(rank, world):
-    reducer = GradientReducer(mlp())
-    for k in (0, -1, 2.0):
-        with pytest.raises(InvalidUsage, match="from 1 on"):
-            reducer.accumulate(k)
-    with pytest.raises(InvalidUsage, match=r"inside no_sync\(\)"), reducer.no_sync():
-        reducer.accumulate(2)
 
 
 @on("ranks")
@@ -220,29 +130,6 @@ def test_ranks_that_disagree_are_all_told(rank, world, where):
             merge.finish()
         else:
             loss_of(model, rank, 2).backward()
-
-
-@on("ranks")
-def test_two_windows_of_a_model_with_buffers(rank, world):
-    """Buffers are shared once a window: each of its other forwards keeps what this rank has seen."""
-    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
-    merge = GradientReducer(model).accumulate(2)
-    means = []
-    for step in range(4):
-        model(data(rank, step)).square().sum().backward()
-        means.append(model[1].running_mean.clone())
-        if merge.complete:
-            model.zero_grad()
-    everyone = [None] * world
-    dist.all_gather_object(everyone, means)
-    alone = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
-    alone.load_state_dict(model.state_dict())
-    for step in range(4):
-        start = everyone[0][step - 1] if step % 2 == 0 else everyone[rank][step - 1]
-        alone[1].running_mean.copy_(start if step else torch.zeros(4))
-        with torch.no_grad():
-            alone(data(rank, step))
-        torch.testing.assert_close(alone[1].running_mean, means[step])
 
 
 class TwoArguments(torch.optim.SGD):

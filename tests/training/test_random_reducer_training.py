@@ -8,12 +8,14 @@ import pytest
 
 from random_reducer_training import run_trainings
 
-PROGRAMS = int(os.environ.get("RINGLET_TEST_PROGRAMS", "2"))
+PROGRAMS = int(os.environ.get("RINGLET_TEST_PROGRAMS", "6"))
 FIRST = int(os.environ.get("RINGLET_TEST_FIRST_PROGRAM", "0"))
-STEPS = 12
+STEPS = 28  # so that every kind of step comes
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ringlet"])
 @pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("backend", ["gloo", "ringlet"])
 def test_trainings(pool, backend, world):
-    pool.values(run_trainings, world, range(FIRST, FIRST + PROGRAMS), STEPS, join=f"dist:{backend}")
+    """Other programs in each group: the first options of a program go by its number."""
+    first = FIRST + PROGRAMS * (world - 2 + 3 * (backend == "gloo"))
+    pool.values(run_trainings, world, range(first, first + PROGRAMS), STEPS, join=f"dist:{backend}")

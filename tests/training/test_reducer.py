@@ -1,6 +1,6 @@
 """The gradient reducer against DDP, single-process training and hand-made averages, on gloo and on ringlet.
 
-A group of each backend and world runs every check of the two lists; a test looks up how its check went on all ranks.
+A group of each backend and world runs every check of the list; a test looks up how its check went on all ranks.
 """
 
 import traceback
@@ -8,7 +8,6 @@ import traceback
 import pytest
 import torch
 
-import reducer_refusal_checks  # noqa: F401  (joins the list)
 from reducer_checks import CHECKS
 
 

@@ -35,6 +35,14 @@ def test_gradients_are_registered_and_other_tensors_are_not(rank: int, world: in
     assert [*seen, not is_on()] == [True] * 8
 
 
+@on(3, "dist:ringlet")
+def test_buckets_of_more_ranks_are_registered(rank: int, world: int) -> None:
+    model = nn.Linear(128, 256)
+    ringlet.GradientReducer(model)
+    step(model, rank)
+    assert all(ringlet.is_registered(p.grad) for p in model.parameters())
+
+
 @on("two")
 def test_a_backward_that_raises_ends_it(rank: int, world: int) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 8))

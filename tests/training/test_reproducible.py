@@ -43,7 +43,8 @@ def by_torch(pool):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("trainer", ["reducer", "zero1", "zero2", "zero3"])
 def test_every_number_of_ranks_gives_the_same_weights(pool, by_torch, model, trainer):
-    seen = {world: digests(pool, world, model, trainer, STEPS) for world in (1, 2, 4, 8)}
+    worlds = (1, 2, 4, 8) if trainer in ("reducer", "zero3") else (1, 4)
+    seen = {world: digests(pool, world, model, trainer, STEPS) for world in worlds}
     assert len(set(seen.values())) == 1, seen
     if model != "bfloat16" or trainer == "reducer":  # of a bfloat16 model Zero keeps the weights in float32, too
         assert seen[1] == by_torch(model, trainer == "zero3")

@@ -14,12 +14,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import ringlet
 from ranks import on
 from zero_checks import (
-    LIMITS,
     ROUNDING,
     STAGES,
     WIDTH,
     assert_same,
-    at_each_stage,
     batch,
     loss_of,
     make,
@@ -28,43 +26,6 @@ from zero_checks import (
     train_zero,
     zero_of,
 )
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.inner = inner
-        self.reentrant = reentrant
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        inner = self.inner
-        x = inner.embedding(tokens) + inner.positions_of()
-        for block in inner.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return inner.head(x)
-
-
-class Positions(nn.Module):
-    def __init__(self, values: nn.Parameter) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self) -> torch.Tensor:
-        return self.values * 1.0
-
-
-@on("two")
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_activations(rank, world, reentrant):
-    plain = make(tied=False)
-    plain.positions_of = Positions(plain.positions)
-    del plain.positions
-    model = Checkpointed(plain, reentrant)
-    for zero, alone in at_each_stage(model, lr=1e-2):
-        train_zero(zero, rank, 3)
-        train_alone(alone, world, 3, lr=1e-2)
-        assert_same(alone, zero, **ROUNDING)
-        assert zero.stats()["buffers"]["gather_peak_units"] <= 3
 
 
 @on("two")
@@ -88,24 +49,6 @@ def test_hooks_of_others_on_saved_tensors_see_activations(rank, world):
         block(x).sum().backward()
     assert torch.Size([4, 64]) in kept and torch.Size([64, 8]) not in kept  # activations are theirs, parameters ours
     zero.step()
-
-
-@on("two")
-def test_frozen_parameters(rank, world):
-    model = make()
-    for block in model.blocks:
-        block.mix.weight.requires_grad_(False)
-    untouched = [block.mix.weight.detach().clone() for block in model.blocks]
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, lr=1e-2)
-        train_zero(zero, rank, 3)
-        train_alone(alone, world, 3, lr=1e-2)
-        assert_same(alone, zero, **ROUNDING)
-        for index, values in enumerate(untouched):
-            assert torch.equal(parameters_of(zero)[f"blocks.{index}.mix.weight"], values)
-    if stage == 3:
-        assert zero.stats()["memory"]["parameters"] < 0.6 * sum(p.nbytes for p in model.parameters())
 
 
 class Selective(nn.Module):
@@ -148,25 +91,6 @@ class Branches(nn.Module):
 
 
 @on("two")
-def test_unused_parameters_count_zero(rank, world):
-    torch.manual_seed(1)
-    model = Branches().double()
-    x = torch.randn(4, 6, dtype=torch.float64)
-    for stage in (1, 2):
-        zero = zero_of(model, torch.optim.SGD, stage, bucket_elements=200, lr=0.1)
-        for names in (["b", "ab"], ["b", "b"], ["ab", "a"]):
-            replica = copy.deepcopy(zero.module.state_dict())
-            zero.module(x, names[rank]).backward()
-            zero.step()
-            alone = Branches().double()
-            alone.load_state_dict(replica)
-            optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-            (sum(alone(x, used) for used in names) / world).backward()
-            optimizer.step()
-            assert_same(alone, zero, **ROUNDING)
-
-
-@on("two")
 def test_modules_in_changing_order(rank, world):
     torch.manual_seed(1)
     model = Branches().double()
@@ -195,20 +119,6 @@ def test_ranks_that_run_different_modules(rank, world, transport):
             zero.module["ab"[rank]](torch.ones(4, width)).sum()
         assert re.search(r"rank 0 is in all_gather .*, unit 0 of Zero 0 \(a.weight, a.bias\)\)", str(told.value)), told
         assert re.search(r"rank 1 is in all_gather .*, unit 1 of Zero 0 \(b.weight, b.bias\)\)", str(told.value)), told
-
-
-@on("two")
-def test_forward_without_backward(rank, world):
-    model = make()
-    zero = zero_of(model, stage=3, lr=1e-2)
-    inputs, _ = batch(0, 0)
-    with torch.no_grad():
-        assert torch.equal(zero.module(inputs), model(inputs))
-    logits = zero.module(inputs)  # with a graph, that nobody takes
-    assert torch.equal(logits, model(inputs))
-    train_zero(zero, rank, 2)
-    train_alone(model, world, 2, lr=1e-2)
-    assert_same(model, zero, **ROUNDING)
 
 
 @on("two")
@@ -257,26 +167,6 @@ def test_a_module_that_returns_its_parameter(rank, world):
 
 
 @on("two")
-def test_an_error_in_forward_leaves_nothing_behind(rank, world):
-    model = make()
-    for stage in STAGES:
-        zero = zero_of(model, stage=stage, lr=1e-2)
-        inputs, _ = batch(0, rank)
-
-        def fail(_module, _inputs, _output):
-            raise ValueError("of the module")
-
-        hook = zero.module.blocks[1].out.register_forward_hook(fail)
-        with pytest.raises(ValueError, match="of the module"):
-            zero.module(inputs)
-        hook.remove()
-        alone = copy.deepcopy(model)
-        train_zero(zero, rank, 2)
-        train_alone(alone, world, 2, lr=1e-2)
-        assert_same(alone, zero, **ROUNDING)
-
-
-@on("two")
 def test_an_interrupted_forward_leaves_nothing_behind(rank, world):
     def interrupt(_module, _inputs, _output):
         raise KeyboardInterrupt
@@ -312,23 +202,6 @@ def test_an_interrupted_forward_leaves_nothing_behind(rank, world):
 
 
 @on("two")
-def test_a_backward_that_raised_is_told(rank, world):
-    for stage in STAGES:
-        zero = zero_of(make(), stage=stage, lr=1e-2)
-        loss = loss_of(zero.module, *batch(0, rank))
-
-        def fail(_gradient):
-            raise ValueError("of backward")
-
-        hook = zero.module.positions.register_hook(fail)
-        with pytest.raises(ValueError, match="of backward"):
-            loss.backward()
-        hook.remove()
-        with pytest.raises(ringlet.InvalidUsage, match=r"stopped after [1-9] of .* units had been sent"):
-            loss_of(zero.module, *batch(0, rank))
-
-
-@on("two")
 def test_autograd_grad_reduces_nothing(rank, world):
     model = make()
     for stage in STAGES:
@@ -347,23 +220,6 @@ def test_autograd_grad_reduces_nothing(rank, world):
         logits = full.module(batch(2, rank)[0])
         torch.autograd.grad(logits.square().sum(), logits)  # no third backward of the window
         assert full.step()
-
-
-@on("two")
-def test_parametrized_modules(rank, world):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 6)).double()
-    nn.utils.parametrizations.weight_norm(model[2])
-    x = torch.randn(4, 6, dtype=torch.float64)
-    zero = ringlet.Zero(copy.deepcopy(model), torch.optim.SGD, 3, lr=0.1, **{**LIMITS, "persistence_elements": 0})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        zero.module(x).square().mean().backward()
-        zero.step()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    assert_same(model, zero, **ROUNDING)
 
 
 @on("two")

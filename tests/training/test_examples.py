@@ -1,69 +1,21 @@
-"""Training with the reducer is training on the full batch; the example programs run; bits do not depend on buckets."""
+"""The example and benchmark programs of training run, and what they print holds."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
-import torch
-import torch.distributed as dist
-
-from ranks import on
-from ringlet import GradientReducer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STEPS = 6
 
 
-def the_demos_model():
-    """A small one in float64 and its text; the same on every rank."""
-    if str(ROOT / "examples") not in sys.path:
-        sys.path.insert(0, str(ROOT / "examples"))
-    from char_transformer import CharTransformer, Size, Text, loss_of
-
-    text, size = Text(), Size(width=32, layers=2, context=16, batch=4)
-    torch.manual_seed(1)
-    return CharTransformer(text.vocabulary, size).double(), lambda step, rank: text.batch(size, step, rank), loss_of
-
-
-@on("ranks")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bucket_mb": 0.05, "first_bucket_mb": 0.01},
-        {"static_graph": True, "gradient_as_bucket_view": False, "bucket_mb": 0.05},
-        {"find_unused_parameters": True, "bucket_mb": 0.05},
-        {"bucket_mb": "measured"},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_curve_equals_the_full_batchs(rank, world, options):
-    """Mean losses and parameters after every step, against one process on all ranks' batches at once."""
-    model, batch, loss_of = the_demos_model()
-    alone, _, _ = the_demos_model()
-    GradientReducer(model, **options)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.3, momentum=0.9) for m in (model, alone)]
-    for step in range(STEPS):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = loss_of(model, *batch(step, rank))
-        loss.backward()
-        parts = zip(*(batch(step, r) for r in range(world)), strict=True)
-        full = loss_of(alone, *(torch.cat(part) for part in parts))
-        full.backward()
-        mean = loss.detach() / world
-        dist.all_reduce(mean)
-        torch.testing.assert_close(mean, full.detach(), rtol=1e-12, atol=0)
-        for optimizer in optimizers:
-            optimizer.step()
-        for a, b in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
-
-
-def run(*words: str) -> str:
-    program = [sys.executable, str(ROOT / words[0]), *words[1:]]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+def run(program, *arguments):
+    path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, str(ROOT / program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -133,3 +85,45 @@ def test_the_benchmark_of_reproducible_training(tmp_path):
         (same,) = {digest for row in mine if row["reproducible"] for digest in row["digests"]}
         ddp = {digest for row in mine if row["way"] == "DDP" for digest in row["digests"]}
         assert len(ddp) > 1 and same in page
+
+
+def test_zeros_example_trains_alike_at_every_stage():
+    lines = run("examples/zero.py", "--quick", "--steps", 6).splitlines()
+    rows = {line[:12].strip(): [float(word) for word in line[12:].split()] for line in lines[1:4]}
+    assert list(rows) == ["stage 1", "stage 2", "stage 3"]
+    first, last = rows["stage 1"][:2]
+    assert last < first
+    assert all(row[:2] == [first, last] for row in rows.values())
+    totals = [row[-2] for row in rows.values()]
+    assert totals == sorted(totals, reverse=True) and abs(totals[0] / 10 - 1) < 0.03  # 4 + 12 / 2
+
+
+def test_zeros_example_takes_deepspeeds_settings(tmp_path):
+    path = tmp_path / "ds_config.json"
+    config = {
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": 1e6,
+            "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)},
+        },
+    }
+    path.write_text(json.dumps(config))
+    lines = run("examples/zero.py", "--quick", "--steps", 4, "--settings", path).splitlines()
+    name, first, last = lines[1].split()[:3]
+    assert name == "ds_config.json" and float(last) < float(first)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_measurement_of_memory(tmp_path):
+    rows, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    run("benchmarks/zero_memory.py", "--worlds", "2", "--width", 128, "--layers", 2, "--json", rows, "--report", page)
+    measured = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["stage"] for row in measured] == [1, 2, 3]
+    for row in measured:
+        assert abs(row["counted_bytes"] / row["predicted_bytes"] - 1) < 0.03
+        assert abs(row["told_bytes"] / row["predicted_bytes"] - 1) < 0.03
+    assert page.read_text().count("| 2 | ") == 3
