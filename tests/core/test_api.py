@@ -178,10 +178,11 @@ def test_a_group_refuses_ranks_that_are_no_members(rank: int, world: int) -> Non
     assert ringlet.all_reduce(torch.full((2,), float(rank))).tolist() == [3, 3]
 
 
-def what_handles_say(rank: int, world: int, store: str) -> None:
+@on(2)
+def test_handles_tell_their_state(rank: int, world: int, path: str) -> None:
     group = ringlet.current()
     if rank == 1:
-        dist.FileStore(store, world).wait(["said"])
+        dist.FileStore(path, world).wait(["said"])
     work = ringlet.all_reduce(torch.ones(4), "max", async_op=True)
     transfer = ringlet.recv if rank else ringlet.send
     message = transfer(torch.ones(2), 1 - rank, async_op=True)
@@ -190,7 +191,7 @@ def what_handles_say(rank: int, world: int, store: str) -> None:
         assert re.fullmatch(
             r"<ringlet.Work all_reduce #0 \(auto, max, float32, 4 elements\): pending for \d+\.\d s>", said
         ), said
-        dist.FileStore(store, world).set("said", "")
+        dist.FileStore(path, world).set("said", "")
     work.wait()
     message.wait()
     assert repr(work) == "<ringlet.Work all_reduce #0 (auto, max, float32, 4 elements): complete>"
@@ -201,8 +202,7 @@ def what_handles_say(rank: int, world: int, store: str) -> None:
     assert ": failed: InvalidUsage: " in repr(wrong) and repr(group).endswith(", failed (InvalidUsage)>")
 
 
-def test_handles_tell_their_state(pool, tmp_path):
-    pool.values(what_handles_say, 2, str(tmp_path / "store"))
+def test_options_tell_what_they_are():
     options = ringlet.BackendOptions(algorithm="ring")
     assert repr(options) == "<ringlet.BackendOptions: algorithm 'ring', transport 'auto', max_ctas 0>"
 

@@ -25,7 +25,8 @@ from ringlet import group as groups
 PROCESSES = [transport for transport in TRANSPORTS if transport != "threads"]
 
 
-def leave_early(rank, world, store):
+@on(3, *TRANSPORTS)
+def test_a_rank_that_leaves(rank, world):
     ringlet.all_reduce(torch.ones(10))
     if rank == world - 1:
         ringlet.finalize()
@@ -34,8 +35,9 @@ def leave_early(rank, world, store):
         ringlet.all_reduce(torch.ones(10))
 
 
-def abort_pending(rank, world, store):
-    others = dist.FileStore(store, world)
+@on(3, *TRANSPORTS)
+def test_a_rank_that_aborts(rank, world, path):
+    others = dist.FileStore(path, world)
     if rank == 0:
         work = ringlet.all_reduce(torch.ones(10), async_op=True)
         ringlet.current().abort("rank 0 has had enough")
@@ -50,13 +52,6 @@ def abort_pending(rank, world, store):
         with pytest.raises(ringlet.PeerLost, match=r"rank [01] left the group"):
             for _ in range(2):  # the first may find all that it needs
                 ringlet.all_reduce(torch.ones(10))
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("function", [leave_early, abort_pending])
-def test_a_rank_that_goes(pool, tmp_path, transport, world, function):
-    pool.values(function, world, str(tmp_path / "others"), join=transport)
 
 
 def leave_and_exit(rank, world, store):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ringlet
+from ranks import on
 
 
 def hooked(model, group):
@@ -32,8 +33,10 @@ BUILDS = {
 }
 
 
-def what_stays(rank: int, world: int, name: str) -> list[str]:
-    """Trains, lets go of everything, and tells what does not go. A thread that completed a call may be the last to."""
+@on(2, "dist:ringlet")
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_dropped_module_takes_its_reducer_and_group_along(rank: int, world: int, name: str) -> None:
+    """A thread that completed a call may be the last to let go."""
     group = dist.new_group(range(world))
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     watched = {"module": weakref.ref(model), "parameter": weakref.ref(model[0].weight), "group": weakref.ref(group)}
@@ -45,27 +48,16 @@ def what_stays(rank: int, world: int, name: str) -> list[str]:
     while True:
         gc.collect()
         left = [what for what, reference in watched.items() if reference() is not None]
-        if not left or time.monotonic() > deadline:
-            return left
+        if not left:
+            return
+        assert time.monotonic() < deadline, left
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_dropped_module_takes_its_reducer_and_group_along(pool, name):
-    assert pool.values(what_stays, 2, name, join="dist:ringlet") == [[], []]
-
-
-def a_gradient_after_the_reducer(rank: int, world: int) -> str:
+@on(2, "dist:ringlet")
+def test_a_gradient_whose_reducer_is_gone_is_refused(rank: int, world: int) -> None:
     part = nn.Linear(4, 3)
     ringlet.GradientReducer(nn.Sequential(part))  # nobody keeps the module that was given
     gc.collect()
-    try:
+    with pytest.raises(ringlet.InvalidUsage, match=r"of shape \[.*its GradientReducer or Zero is gone"):
         part(torch.ones(2, 4)).sum().backward()
-    except ringlet.InvalidUsage as error:
-        return str(error)
-    return ""
-
-
-def test_a_gradient_whose_reducer_is_gone_is_refused(pool):
-    for said in pool.values(a_gradient_after_the_reducer, 2, join="dist:ringlet"):
-        assert "of shape [" in said and "its GradientReducer or Zero is gone" in said

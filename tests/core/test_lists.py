@@ -103,7 +103,8 @@ def test_exchanges(rank: int, world: int) -> None:
     checks.conclude()
 
 
-def overlapping(rank: int, world: int) -> None:
+@on((2, 3), "shared_memory", "threads", "tcp")
+def test_overlaps(rank: int, world: int) -> None:
     """Whichever block came last would stand there."""
     flat, block = torch.zeros(5 * world), torch.ones(5)
     matrix = flat.view(5, world)
@@ -124,7 +125,8 @@ def overlapping(rank: int, world: int) -> None:
     ringlet.barrier()
 
 
-def of_any_layout(rank: int, world: int) -> None:
+@on((2, 3), "shared_memory", "threads", "tcp")
+def test_layouts(rank: int, world: int) -> None:
     """Columns, blocks of columns, every second row and transposed blocks, which lie between one another."""
     for make in (
         lambda: torch.zeros(3, 2 * world).chunk(world, dim=1),
@@ -198,23 +200,10 @@ def test_refusals(rank: int, world: int) -> None:
     ringlet.barrier()
 
 
-def sizes_differ(rank: int, world: int) -> str:
+@on(3, "shared_memory", "tcp")
+def test_sizes_that_differ(rank: int, world: int) -> None:
     counts = [2, 3, 4][:world]
     if rank == 1:
         counts[0] = 1
-    with pytest.raises(ringlet.InvalidUsage) as caught:
+    with pytest.raises(ringlet.InvalidUsage, match="do not match"):
         ringlet.all_gather([torch.zeros(count) for count in counts], torch.zeros(counts[rank]), timeout=5)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
-def test_layouts_and_overlaps(pool, transport, world):
-    pool.values(overlapping, world, join=transport)
-    pool.values(of_any_layout, world, join=transport)
-
-
-@pytest.mark.parametrize("join", ["shared_memory", "tcp"])
-def test_sizes_that_differ(pool, join):
-    for said in pool.values(sizes_differ, 3, join=join):
-        assert "do not match" in said

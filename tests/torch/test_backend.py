@@ -138,19 +138,16 @@ def test_environment_and_both_names(everyone):
     everyone(by_environment, free_ports(3), join="nothing")
 
 
-def again_on_one_store(rank: int, world: int, store: str) -> None:
+@on((2, 3), "nothing")
+def test_again_and_again_on_one_store(rank: int, world: int, path: str) -> None:
     """Nothing of an earlier group is taken for the next one's, however fast a rank is."""
-    shared = dist.FileStore(store, world)
+    shared = dist.FileStore(path, world)
     for cycle in range(15):
         dist.init_process_group("ringlet", store=dist.PrefixStore("same", shared), rank=rank, world_size=world)
         if cycle % 3 == 0:
             dist.all_reduce(tensor := torch.ones(10))
             assert tensor.tolist() == [world] * 10
         dist.destroy_process_group()
-
-
-def test_again_and_again_on_one_store(everyone, tmp_path):
-    everyone(again_on_one_store, str(tmp_path / "store"), join="nothing")
 
 
 # --- DistributedDataParallel ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ranks import on
 from zero_checks import LIMITS, batch, loss_of, make, train_alone
 
 STEPS = 4
@@ -67,8 +68,10 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@on(2, "dist:ringlet")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @fresh_graphs()
-def reduced(rank, world, way):
+def test_a_reducer_of_a_compiled_module(rank, world, way):
     model = make()
     alone = copy.deepcopy(model)
     called, reducer = way(model, lambda module: ringlet.GradientReducer(module, **SMALL))
@@ -84,8 +87,11 @@ def reduced(rank, world, way):
     assert reducer.stats()["backwards"] == STEPS and graphs() > 0
 
 
+@on(2, "dist:ringlet")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("stage", [1, 2, 3])
 @fresh_graphs()
-def sharded(rank, world, way, stage):
+def test_zero_of_a_compiled_module(rank, world, way, stage):
     model = make()
     alone = copy.deepcopy(model)
     called, zero = way(model, lambda module: ringlet.Zero(module, torch.optim.AdamW, stage, lr=1e-2, **LIMITS))
@@ -94,14 +100,3 @@ def sharded(rank, world, way, stage):
     with zero.gathered():
         compare(alone, model.parameters())
     assert zero.steps == STEPS and graphs() > 0
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_reducer_of_a_compiled_module(pool, way):
-    pool.values(reduced, 2, way, join="dist:ringlet")
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_of_a_compiled_module(pool, way, stage):
-    pool.values(sharded, 2, way, stage, join="dist:ringlet")
