@@ -15,16 +15,11 @@ from ranks import on
 COUNTS = (0, 5, 70_000)
 
 
-@pytest.fixture(params=(2, 3))
-def everyone(request, pool):
-    return lambda function, *args: pool.values(function, request.param, *args, join="dist:ringlet")
-
-
 def value(count: int, number: int) -> torch.Tensor:
     return torch.full((count,), float(number))
 
 
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_tags(rank: int, world: int) -> None:
     """A receive takes its tag's message, whatever was sent before."""
     for count in COUNTS:
@@ -46,7 +41,7 @@ def test_tags(rank: int, world: int) -> None:
             assert torch.equal(work.result()[0], value(70_000, number))
 
 
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_messages_move_by_themselves(rank: int, world: int, path: str) -> None:
     """Messages move while their ranks are elsewhere, and handles may be dropped."""
     shared = dist.FileStore(path, world)

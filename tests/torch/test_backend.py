@@ -17,16 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ringlet
 from ranks import free_ports, on
 
-WORLDS = (2, 3)
 
-
-@pytest.fixture(params=WORLDS)
-def everyone(request, pool):
-    """Runs a function on all ranks of one world, on the backend; gives what they returned."""
-    return lambda function, *args, join="dist:ringlet": pool.values(function, request.param, *args, join=join)
-
-
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_what_no_random_program_calls(rank: int, world: int) -> None:
     """test_random_backend_calls.py has the other calls, in all their forms."""
     total = sum(range(1, world + 1))
@@ -50,7 +42,7 @@ def test_what_no_random_program_calls(rank: int, world: int) -> None:
     assert collected == ([0, 2, 4][:world] if rank == 0 else None)
 
 
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_handles(rank: int, world: int) -> None:
     tensors = [torch.full((1 + 1000 * i,), float(i)) for i in range(20)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -76,7 +68,7 @@ def test_handles(rank: int, world: int) -> None:
     dist.all_reduce(tensors[0])
 
 
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_a_wait_has_its_own_timeout(rank: int, world: int, path: str) -> None:
     others = dist.FileStore(path, world)
     dist.barrier()
@@ -109,9 +101,10 @@ def group_timeout(rank: int, world: int, store: str, limit: float) -> str:
     return said
 
 
-def test_the_groups_timeout(everyone, tmp_path):
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_groups_timeout(pool, tmp_path, world):
     for limit in (0.5, 2.0, 8.0):
-        *said, last = everyone(group_timeout, str(tmp_path / f"others-{limit}"), limit, join="nothing")
+        *said, last = pool.values(group_timeout, world, str(tmp_path / f"others-{limit}"), limit, join="nothing")
         expected = rf"Timeout: .*all_reduce #0 .*waited {limit:.1f} s for rank {len(said)}"
         if all(re.search(expected, text) for text in said):
             assert last == ""
@@ -134,8 +127,9 @@ def by_environment(rank: int, world: int, ports: list[int]) -> None:
             assert not dist.is_initialized()
 
 
-def test_environment_and_both_names(everyone):
-    everyone(by_environment, free_ports(3), join="nothing")
+@pytest.mark.parametrize("world", [2, 3])
+def test_environment_and_both_names(pool, world):
+    pool.values(by_environment, world, free_ports(3), join="nothing")
 
 
 @on((2, 3), "nothing")
@@ -188,7 +182,7 @@ def test_data_parallel_training_equals_gloo(pool, world, hook):
     assert all(weights[6:] == ours[0][6:] for weights in ours), "all ranks have the same weights"
 
 
-@on("everyone")
+@on((2, 3), "dist:ringlet")
 def test_the_algorithm_can_be_chosen(rank: int, world: int) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert type(backend) is ringlet._C.Backend and backend.algorithm == "auto"

@@ -94,7 +94,7 @@ def root_of(options: object) -> object:
 @on("two")
 def test_wrong_tensors_are_refused_and_the_group_goes_on(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
-    several = torch.empty(3 * world)
+    several, full = torch.empty(3 * world), [torch.empty(3) for _ in range(world)]
     cases = (
         (
             lambda: dist.group.WORLD.broadcast([block], root_of(dist.BroadcastOptions())),
@@ -114,6 +114,11 @@ def test_wrong_tensors_are_refused_and_the_group_goes_on(rank: int, world: int) 
         (lambda: dist.all_gather_into_tensor(several[1:], block), "all_gather: the output tensor must have"),
         (lambda: dist.reduce_scatter_tensor(block, several[1:]), "reduce_scatter: the input tensor must"),
         (lambda: dist.all_reduce(block, dist.ReduceOp.BOR), "bor is not defined for float32"),
+        (lambda: dist.group.WORLD.allgather([full], [block.int()]), "all tensors of a call must have one dtype"),
+        (lambda: dist.all_to_all(full[1:], full), "a list must have one entry for each"),
+        (lambda: dist.all_to_all_single(several.clone(), several, [2] * world, [1] * world), "add up to"),
+        (lambda: dist.all_to_all_single(several, several, [3] * world, [3] * world), "overlap"),
+        (lambda: dist.group.WORLD.allreduce_coalesced([several, several[:1]]), "overlap"),
     )
     told = [(message, refusal(call)) for call, message in cases]
     wrong = [f"{message}: {text}" for message, text in told if not re.search(message, text)]
