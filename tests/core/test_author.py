@@ -207,21 +207,28 @@ def by_the_table(rank: int, world: int) -> None:
     assert (said == sum(range(1, world + 1))).all()
 
 
-def init_with_the_table(rank: int, world: int, store: str, transport: str, table: str) -> None:
+@pytest.fixture
+def table(tmp_path, request):
+    """The path of a table that has one line."""
+    (tmp_path / "table").write_text(f"{request.param}\n")
+    return str(tmp_path / "table")
+
+
+def with_table(line: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("table", [line], indirect=True, ids=["table"])
+
+
+@on(3, "nothing")
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
+@with_table("all_reduce above 4KiB own_ring")
+def test_a_table_may_name_it(rank: int, world: int, path: str, transport: str, table: str) -> None:
     host = f"host {rank % 2}" if transport == "mixed" else None
     with mock.patch.dict(os.environ, RINGLET_TABLE=table), on_host(host):
-        ringlet.init(rank, world, dist.FileStore(store, world), transport="auto" if host else transport, timeout=60)
+        ringlet.init(rank, world, dist.FileStore(path, world), transport="auto" if host else transport, timeout=60)
     try:
         by_the_table(rank, world)
     finally:
         ringlet.finalize()
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
-def test_a_table_may_name_it(pool, tmp_path, transport):
-    table = tmp_path / "table"
-    table.write_text("all_reduce above 4KiB own_ring\n")
-    pool.values(init_with_the_table, 3, str(tmp_path / "store"), transport, str(table), join="nothing")
 
 
 @on(2, "dist:ringlet", "dist:ringlet@mixed")
@@ -340,7 +347,9 @@ def test_a_divided_chunk_is_not_copied_to_another_place():
         own.schedule(2).prove()
 
 
-def of_another_world(rank: int, world: int, table: str) -> None:
+@on(3, "nothing")
+@with_table("all_reduce world 4 only_four")
+def test_a_rule_for_another_world_does_not_stand_in_the_way(rank: int, world: int, path: str, table: str) -> None:
     @ringlet.algorithm("all_reduce", name="only_four")
     def only_four(rank: int, world: int) -> Any:
         if world != 4:
@@ -349,7 +358,7 @@ def of_another_world(rank: int, world: int, table: str) -> None:
         yield [*(send(peer, 0, world) for peer in others), *(reduce(peer, 0, world) for peer in others)]
 
     with mock.patch.dict(os.environ, RINGLET_TABLE=table):
-        ringlet.init(rank, world, dist.FileStore(table + ".store", world), timeout=20)
+        ringlet.init(rank, world, dist.FileStore(path, world), timeout=20)
     try:
         tensor = torch.full((1000,), rank + 1.0)
         ringlet.all_reduce(tensor)
@@ -358,15 +367,12 @@ def of_another_world(rank: int, world: int, table: str) -> None:
         ringlet.finalize()
 
 
-def test_a_rule_for_another_world_does_not_stand_in_the_way(pool, tmp_path):
-    (tmp_path / "table").write_text("all_reduce world 4 only_four\n")
-    pool.values(of_another_world, 3, str(tmp_path / "table"), join="nothing")
-
-
-def uneven_by_table(rank: int, world: int, store: str, table: str) -> None:
+@on(3, "nothing")
+@with_table("all_gather own_gather")
+def test_uneven_blocks_may_be_the_first_call(rank: int, world: int, path: str, table: str) -> None:
     """The first call that needs the schedules has uneven blocks, so it asks them for lengths at once."""
     with mock.patch.dict(os.environ, RINGLET_TABLE=table):
-        dist.init_process_group("ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world)
+        dist.init_process_group("ringlet", store=dist.FileStore(path, world), rank=rank, world_size=world)
     try:
         for count in range(2):
             taken = [torch.empty(q + count) for q in range(world)]
@@ -376,20 +382,11 @@ def uneven_by_table(rank: int, world: int, store: str, table: str) -> None:
         dist.destroy_process_group()
 
 
-def test_uneven_blocks_may_be_the_first_call(pool, tmp_path):
-    (tmp_path / "table").write_text("all_gather own_gather\n")
-    pool.values(uneven_by_table, 3, str(tmp_path / "store"), str(tmp_path / "table"), join="nothing")
-
-
-def known_to_one(rank: int, world: int, table: str) -> str:
+@on(2, "nothing")
+@with_table("all_reduce of_rank_1")
+def test_a_table_that_rank_0_cannot_read_is_told_to_all(rank: int, world: int, path: str, table: str) -> None:
     if rank == 1:
         ringlet.algorithm("all_reduce", name="of_rank_1", parts=1)(own_algorithms.own_ring.function)
-    with mock.patch.dict(os.environ, RINGLET_TABLE=table), pytest.raises(ringlet.InvalidUsage) as refused:
-        ringlet.init(rank, world, dist.FileStore(table + ".store", world), timeout=30)
-    return str(refused.value)
-
-
-def test_a_table_that_rank_0_cannot_read_is_told_to_all(pool, tmp_path):
-    (tmp_path / "table").write_text("all_reduce of_rank_1\n")
-    for said in pool.values(known_to_one, 2, str(tmp_path / "table"), join="nothing"):
-        assert "line 1: all_reduce: algorithm must be one of" in said
+    refused = pytest.raises(ringlet.InvalidUsage, match="line 1: all_reduce: algorithm must be one of")
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table), refused:
+        ringlet.init(rank, world, dist.FileStore(path, world), timeout=30)

@@ -163,7 +163,8 @@ def weights(y: Tensor, rank: int) -> Tensor:
     return torch.linspace(1, 2 + rank, y.numel(), dtype=y.dtype)
 
 
-def gradients(rank: int, world: int) -> None:
+@on((2, 3), "shared_memory", "threads")
+def test_gradients(rank: int, world: int) -> None:
     wrong = []
     for name, case in CASES.items():
         x = input_of(case, rank, world)
@@ -182,7 +183,8 @@ def gradients(rank: int, world: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def of_gradients(rank: int, world: int) -> None:
+@on((2, 3), "shared_memory", "threads")
+def test_gradients_of_gradients(rank: int, world: int) -> None:
     """A gradient's own gradient."""
     x = torch.arange(3.0, dtype=torch.float64).add(rank).requires_grad_()
     y = ringlet.all_reduce(x.square())
@@ -194,13 +196,6 @@ def of_gradients(rank: int, world: int) -> None:
     firsts = torch.autograd.grad(world * total.square().sum(), xs, create_graph=True)
     wanted = torch.autograd.grad(sum(one.square().sum() for one in firsts), xs)
     assert torch.allclose(first, firsts[rank]) and torch.allclose(x.grad, wanted[rank])
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
-def test_gradients(pool, transport, world):
-    pool.values(gradients, world, join=transport)
-    pool.values(of_gradients, world, join=transport)
 
 
 @on(2)

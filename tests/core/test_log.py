@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import on_host
+from ranks import on, on_host
 
 LINE = re.compile(
     r"ringlet: \[rank (?P<rank>\d+)/(?P<world>\d+) (?P<host>[^ ]+):(?P<pid>\d+)( (?P<group>[^\]]+))?\] "
@@ -131,16 +131,13 @@ def test_debug_tells_every_call_and_message(pool, tmp_path):
         assert call["seconds"] > 0 and call["done"]
 
 
-def warn(rank, world, folder):
+@on(2, "nothing")
+def test_a_failure_is_told_once(rank, world, folder):
     refused = pytest.raises(ringlet.InvalidUsage, match="do not match")
     with logged_group(rank, world, folder, level="warning"), refused:
         ringlet.all_reduce(torch.ones(3 + rank))
-    return texts(lines_of(folder, rank), "warning"), len(lines_of(folder, rank))
-
-
-def test_a_failure_is_told_once(pool, tmp_path):
-    for told, lines in pool.values(warn, 2, str(tmp_path), join="nothing"):
-        assert lines == 1 and told[0].startswith("InvalidUsage: ") and "calls do not match" in told[0]
+    (line,) = lines_of(folder, rank)
+    assert line["level"] == "warning" and re.match("InvalidUsage: .*calls do not match", line["text"])
 
 
 # --- the last calls
@@ -208,25 +205,23 @@ def test_calls_are_in_a_trace(pool, tmp_path, transport):
         assert call["ts"] <= ring["ts"] and ring["ts"] + ring["dur"] <= call["ts"] + call["dur"] + 1
 
 
-def profiled_backend(rank, world, path):
+@on(2, "dist:ringlet")
+def test_calls_of_torch_distributed_are_in_a_trace(rank, world, folder):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         dist.all_reduce(torch.ones(10))
         dist.all_reduce(torch.ones(1 << 20), async_op=True).wait()
-    profiler.export_chrome_trace(f"{path}/{rank}.json")
-    with open(f"{path}/{rank}.json", encoding="utf-8") as file:
-        return [event["name"] for event in json.load(file)["traceEvents"] if "ringlet:" in event.get("name", "")]
-
-
-def test_calls_of_torch_distributed_are_in_a_trace(pool, tmp_path):
-    for names in pool.values(profiled_backend, 2, str(tmp_path), join="dist:ringlet"):
-        assert names.count("ringlet:all_reduce") == 2
-        assert sum(name.endswith(", staged") for name in names) == 2, names
+    profiler.export_chrome_trace(f"{folder}/{rank}.json")
+    with open(f"{folder}/{rank}.json", encoding="utf-8") as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"] if "ringlet:" in event.get("name", "")]
+    assert names.count("ringlet:all_reduce") == 2
+    assert sum(name.endswith(", staged") for name in names) == 2, names
 
 
 # --- reducers
 
 
-def reduce_logged(rank, world, folder):
+@on(2, "nothing")
+def test_a_reducer_tells_its_buckets(rank, world, folder):
     with mock.patch.dict(os.environ, RINGLET_LOG="info", RINGLET_LOG_FILE=f"{folder}/%h.%p"):
         dist.init_process_group("ringlet", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
         try:
@@ -236,13 +231,9 @@ def reduce_logged(rank, world, folder):
                 model(torch.ones(2, 300)).sum().backward()
         finally:
             dist.destroy_process_group()
-    return texts(lines_of(folder, rank))
-
-
-def test_a_reducer_tells_its_buckets(pool, tmp_path):
-    for told in pool.values(reduce_logged, 2, str(tmp_path), join="nothing"):
-        buckets = [text for text in told if text.startswith("GradientReducer: 4 parameters in buckets")]
-        assert [re.search(r"buckets (.*): [\d., ]+ MiB$", text)[1] for text in buckets] == [
-            "by size",
-            "in the order of arrival",
-        ]
+    told = texts(lines_of(folder, rank))
+    buckets = [text for text in told if text.startswith("GradientReducer: 4 parameters in buckets")]
+    assert [re.search(r"buckets (.*): [\d., ]+ MiB$", text)[1] for text in buckets] == [
+        "by size",
+        "in the order of arrival",
+    ]

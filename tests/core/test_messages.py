@@ -57,75 +57,59 @@ def test_messages_move_by_themselves(rank: int, world: int, path: str) -> None:
     dist.barrier()
 
 
-def unanswered(rank: int, world: int, store: str) -> str:
-    shared = dist.FileStore(store, world)
+@on(2, "dist:ringlet")
+def test_a_receive_from_anyone_times_out(rank: int, world: int, path: str) -> None:
+    shared = dist.FileStore(path, world)
     if rank == 1:
         shared.wait(["timed out"])
-        return ""
+        return
     dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
     work = dist.irecv(torch.empty(3), tag=5)
-    with pytest.raises(ringlet.Timeout) as caught:
+    said = r"recv from any rank \(3 elements of float32, tag 5\).* waited 0.5 s for any rank"
+    with pytest.raises(ringlet.Timeout, match=said):
         work.wait()
     with pytest.raises(ringlet.Timeout, match="this group failed before"):
         dist.send(torch.empty(3), 1)
     shared.set("timed out", "")
-    return str(caught.value)
 
 
-def test_a_receive_from_anyone_times_out(pool, tmp_path):
-    text, _ = pool.values(unanswered, 2, str(tmp_path / "store"), join="dist:ringlet")
-    assert "recv from any rank (3 elements of float32, tag 5)" in text and "waited 0.5 s for any rank" in text
-
-
-def missing(rank: int, world: int, store: str) -> str:
-    shared = dist.FileStore(store, world)
+@on(3, "dist:ringlet")
+def test_the_monitored_barrier_names_who_is_missing(rank: int, world: int, path: str) -> None:
+    shared = dist.FileStore(path, world)
     ringlet.monitored_barrier()
     ringlet.monitored_barrier(timeout=10.0, wait_all_ranks=True)
     if rank == 1:
         shared.wait([f"told {q}" for q in range(world) if q != 1])
-        text = ""
     else:
-        with pytest.raises(ringlet.Timeout) as caught:
+        said = {
+            0: "Rank 1 failed to pass monitoredBarrier after 3000 ms",
+            2: "Rank 2 successfully reached monitoredBarrier, but received errors",
+        }[rank]
+        with pytest.raises(ringlet.Timeout, match=said):
             ringlet.monitored_barrier(timeout=3.0, wait_all_ranks=True)
         shared.set(f"told {rank}", "")
-        text = str(caught.value)
     dist.all_reduce(torch.ones(3))  # the group is not poisoned
-    return text
 
 
-def late(rank: int, world: int, store: str) -> str:
+@on(2, "dist:ringlet")
+def test_the_monitored_barrier_counts_nobody_who_gave_up(rank: int, world: int, path: str) -> None:
+    shared = dist.FileStore(path, world)
     if rank == 0:
-        dist.FileStore(store, world).wait(["gave up"])
-    with pytest.raises(ringlet.Timeout) as caught:
+        shared.wait(["gave up"])
+    said = "rank 0 said nothing" if rank else "Rank 1 failed to pass monitoredBarrier"
+    with pytest.raises(ringlet.Timeout, match=said):
         ringlet.monitored_barrier(timeout=0.2)
     if rank == 1:
-        dist.FileStore(store, world).set("gave up", "")
-    return str(caught.value)
+        shared.set("gave up", "")
 
 
-def given_up_meanwhile(rank: int, world: int, store: str) -> str:
+@on(3, "dist:ringlet")
+def test_the_monitored_barrier_looks_again_at_who_was_there(rank: int, world: int, path: str) -> None:
     """Rank 0 sees rank 1, which gives up before rank 2 comes."""
-    shared = dist.FileStore(store, world)
+    shared = dist.FileStore(path, world)
     if rank == 2:
         shared.wait(["gave up"])
-    with pytest.raises(ringlet.Timeout) as caught:
+    with pytest.raises(ringlet.Timeout, match="" if rank == 1 else "Rank 1 failed to pass monitoredBarrier"):
         ringlet.monitored_barrier(timeout=0.2 if rank == 1 else 1.5)
     if rank == 1:
         shared.set("gave up", "")
-    return str(caught.value)
-
-
-def test_the_monitored_barrier_looks_again_at_who_was_there(pool, tmp_path):
-    told = pool.values(given_up_meanwhile, 3, str(tmp_path / "store"), join="dist:ringlet")
-    assert "Rank 1 failed to pass monitoredBarrier" in told[0] and "Rank 1 failed" in told[2]
-
-
-def test_the_monitored_barrier_counts_nobody_who_gave_up(pool, tmp_path):
-    first, second = pool.values(late, 2, str(tmp_path / "store"), join="dist:ringlet")
-    assert "Rank 1 failed to pass monitoredBarrier" in first and "rank 0 said nothing" in second
-
-
-def test_the_monitored_barrier_names_who_is_missing(pool, tmp_path):
-    texts = pool.values(missing, 3, str(tmp_path / "store"), join="dist:ringlet")
-    assert "Rank 1 failed to pass monitoredBarrier after 3000 ms" in texts[0]
-    assert "Rank 2 successfully reached monitoredBarrier, but received errors" in texts[2]
