@@ -16,7 +16,7 @@ import torch.distributed as dist
 import emulated_gpu
 import own_algorithms
 import ringlet
-from ranks import on, on_host
+from ranks import joined, on
 from ringlet import _C
 from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.data import ScheduleError
@@ -222,13 +222,11 @@ def with_table(line: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
 @with_table("all_reduce above 4KiB own_ring")
 def test_a_table_may_name_it(rank: int, world: int, path: str, transport: str, table: str) -> None:
-    host = f"host {rank % 2}" if transport == "mixed" else None
-    with mock.patch.dict(os.environ, RINGLET_TABLE=table), on_host(host):
-        ringlet.init(rank, world, dist.FileStore(path, world), transport="auto" if host else transport, timeout=60)
-    try:
+    with (
+        mock.patch.dict(os.environ, RINGLET_TABLE=table),
+        joined(rank, world, dist.FileStore(path, world), transport, timeout=60),
+    ):
         by_the_table(rank, world)
-    finally:
-        ringlet.finalize()
 
 
 @on(2, "dist:ringlet", "dist:ringlet@mixed")
@@ -357,14 +355,11 @@ def test_a_rule_for_another_world_does_not_stand_in_the_way(rank: int, world: in
         others = [peer for peer in range(world) if peer != rank]
         yield [*(send(peer, 0, world) for peer in others), *(reduce(peer, 0, world) for peer in others)]
 
-    with mock.patch.dict(os.environ, RINGLET_TABLE=table):
-        ringlet.init(rank, world, dist.FileStore(path, world), timeout=20)
-    try:
+    store = dist.FileStore(path, world)
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table), joined(rank, world, store, "auto", timeout=20):
         tensor = torch.full((1000,), rank + 1.0)
         ringlet.all_reduce(tensor)
         assert tensor.eq(6.0).all()
-    finally:
-        ringlet.finalize()
 
 
 @on(3, "nothing")

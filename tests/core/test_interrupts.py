@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
-from ranks import free_ports, on, on_host
+from ranks import free_ports, joined, on
 from ringlet import _C
 from ringlet.cli.main import main
 
@@ -50,17 +50,6 @@ def interrupted() -> Iterator[None]:
         yield
     assert time.monotonic() - sent[0] < BOUND_S
     timer.join()
-
-
-@contextlib.contextmanager
-def joined(rank: int, world: int, transport: str, name: str, store: dist.Store) -> Iterator[ringlet.Group]:
-    with on_host(f"host {rank % 2}" if transport == "mixed" else None):
-        kind = "auto" if transport == "mixed" else transport
-        group = ringlet.init(rank, world, store, transport=kind, timeout=TIMEOUT_S, name=name)
-    try:
-        yield group
-    finally:
-        ringlet.finalize()
 
 
 # --- calls on one transport -----------------------------------------------------------------------------------------
@@ -93,7 +82,7 @@ COLLECTIVE = ("all_reduce", "large all_reduce", "barrier")
 def test_ctrl_c_ends_a_call_and_tells_the_peers(rank: int, world: int, transport: str, path: str) -> None:
     store = dist.FileStore(path, world)
     for name, wait in GIVEN_UP.items():
-        with joined(rank, world, transport, name, store) as group:
+        with joined(rank, world, store, transport, timeout=TIMEOUT_S, name=name) as group:
             if rank == 0:
                 with interrupted():
                     wait()
@@ -118,7 +107,7 @@ def test_an_interrupted_wait_leaves_an_asynchronous_call_alone(
     rank: int, world: int, transport: str, path: str
 ) -> None:
     store = dist.FileStore(path, world)
-    with joined(rank, world, transport, "handles", store):
+    with joined(rank, world, store, transport, timeout=TIMEOUT_S):
         total, got = ones(), torch.zeros(4)
         if rank == 1:
             store.wait(["interrupted"])
@@ -144,7 +133,7 @@ class Stop(Exception):
 @on(2, "nothing")
 def test_ctrl_c_cuts_leaving_short(rank: int, world: int, path: str) -> None:
     store = dist.FileStore(path, world)
-    with joined(rank, world, "shared_memory", "leaving", store) as group:
+    with joined(rank, world, store, "shared_memory", timeout=TIMEOUT_S) as group:
         if rank == 0:
             work = ringlet.all_reduce(ones(), async_op=True)
             with interrupted():

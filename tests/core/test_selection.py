@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import free_ports, on_host
+from ranks import free_ports, joined, on_host
 from ringlet import _C
 
 MEDIA = ("registered", "staged", "hosts", "apart", "peers", "nccl")
@@ -150,22 +151,24 @@ def table_of(rank: int, tables: list[str | None]) -> Any:
     return mock.patch.dict(os.environ, RINGLET_TABLE=tables[rank] or "")
 
 
+@contextlib.contextmanager
+def group_by(tables: list[str | None], rank: int, world: int, folder: str, transport: str = "shared_memory") -> Any:
+    store = dist.FileStore(f"{folder}/store", world)
+    with table_of(rank, tables), joined(rank, world, store, transport) as group:
+        yield group
+
+
 def choose_everywhere(rank: int, world: int, folder: str, transport: str, tables: list[str | None]) -> list[str]:
     """What `auto` means on this rank; and what it computes by it."""
-    store = dist.FileStore(f"{folder}/store", world)
-    with table_of(rank, tables), on_host(f"host {rank}" if transport == "auto" else None):
-        group = ringlet.init(rank, world, store, transport=transport)
+    with group_by(tables, rank, world, folder, transport) as group:
         other = ringlet.new_group([1, 0, 2])
-    try:
         values = torch.full((300,), rank + 1.0)
         ringlet.all_reduce(values)
         assert values.eq(world * (world + 1) / 2).all()
         return [each.algorithm_for("all_reduce", 1200) for each in (group, other)]
-    finally:
-        ringlet.finalize()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "auto"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
 def test_rank_0s_table_counts_for_all(pool, tmp_path, transport):
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     mine.write_text("all_reduce above 1KiB up to 2KiB star\n")
@@ -177,15 +180,11 @@ def test_rank_0s_table_counts_for_all(pool, tmp_path, transport):
 
 def carry_out(rank: int, world: int, folder: str, tables: list[str | None]) -> list[tuple[bool, int]]:
     """How this rank carries out registered calls of 16 KiB and 64 KiB and an ordinary one of 64 KiB."""
-    with table_of(rank, tables):
-        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
-    try:
+    with group_by(tables, rank, world, folder) as group:
         for values in (ringlet.empty(4 << 10), ringlet.empty(16 << 10), torch.empty(16 << 10)):
             ringlet.all_reduce(values.fill_(rank + 1.0), algorithm="two_shot")
             assert values.eq(world * (world + 1) / 2).all()
         return [(call["in_place"], call["segments"]) for call in group.calls()]
-    finally:
-        ringlet.finalize()
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -210,9 +209,7 @@ def test_all_ranks_have_the_sizes_of_rank_0s_processor(pool, tmp_path, world):
 
 def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) -> None:
     """Checks results when many copies were slow."""
-    with table_of(rank, tables):
-        ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
-    try:
+    with group_by(tables, rank, world, folder):
         registered, ordinary = ringlet.empty((1 << 18) + 37), torch.empty((1 << 18) + 37)
         for size in (8 << 10, *[8 << 10, 5003] * 32, 1 << 18, 1 << 18):
             for memory, start in ((ordinary, 0), (ordinary, 3), (registered, 5), (registered, 0)):
@@ -229,8 +226,6 @@ def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) ->
             else:
                 ringlet.recv(ordinary.zero_(), 0)
                 assert ordinary.equal(torch.arange(len(ordinary)) + 1)  # what rank 0 received above
-    finally:
-        ringlet.finalize()
 
 
 @pytest.mark.parametrize("fast", ["0B", "1GiB"])
@@ -242,9 +237,7 @@ def test_slow_copies_go_past_the_cache(pool, tmp_path, fast):
 
 def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> dict[str, list[tuple[str, bool]]]:
     """Algorithm and place of many calls, the two kinds of memory in turns. Checks their results."""
-    with table_of(rank, tables):
-        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
-    try:
+    with group_by(tables, rank, world, folder) as group:
         count = (1 << 18) + 37
         tensors = {"registered": ringlet.empty(count), "ordinary": torch.empty(count)}
         ways: dict[str, list[tuple[str, bool]]] = {kind: [] for kind in tensors}
@@ -255,8 +248,6 @@ def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]
                 last = group.calls()[-1]
                 ways[kind].append((last["algorithm"], last["in_place"]))
         return ways
-    finally:
-        ringlet.finalize()
 
 
 PAUSE, TRIED = 64, 6 + 4  # calls before a trial; calls that a trial makes the other ways, each

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import on_host
+from ranks import joined
 
 EVERY_S, LATE_S, TIMEOUT_S = 5e-5, 0.03, 60.0
 SECONDS = float(os.environ.get("RINGLET_TEST_STORM_SECONDS", "0.5"))
@@ -101,15 +101,12 @@ def every_wait(rank: int, world: int, late: int) -> None:
 def rounds(rank: int, world: int, transport: str, store: dist.Store | None, heard: list[int]) -> tuple[int, int]:
     """Makes groups, waits in them and closes them, until rank 0 has had its time and each rank its signals, which on a
     busy machine takes longer. Signals heard, groups made."""
-    kind = "auto" if transport == "mixed" else transport
     groups, until = 0, time.monotonic() + SECONDS
     while True:
-        with on_host(f"host {rank % 2}" if transport == "mixed" else None):
-            ringlet.init(rank, world, store, transport=kind, timeout=TIMEOUT_S, name=f"round {groups}")
-        every_wait(rank, world, late=groups % world)
-        again = torch.tensor([float((rank == 0 and time.monotonic() < until) or heard[0] <= SIGNALS)])
-        ringlet.all_reduce(again)
-        ringlet.finalize()
+        with joined(rank, world, store, transport, timeout=TIMEOUT_S, name=f"round {groups}"):
+            every_wait(rank, world, late=groups % world)
+            again = torch.tensor([float((rank == 0 and time.monotonic() < until) or heard[0] <= SIGNALS)])
+            ringlet.all_reduce(again)
         groups += 1
         if not again.item():
             return heard[0], groups
@@ -156,8 +153,7 @@ def test_threads_hear_signals_in_every_wait(pool, world):
 def signals_blocked(rank: int, world: int, path: str) -> None:
     before = set(os.listdir("/proc/self/task"))
     store = dist.FileStore(path, world)
-    ringlet.init(rank, world, store, transport="tcp", timeout=TIMEOUT_S)
-    try:
+    with joined(rank, world, store, "tcp", timeout=TIMEOUT_S):
         ringlet.all_reduce(torch.ones(1), async_op=True).wait()
         ringlet.send(torch.ones(1), 1 - rank, async_op=True)
         ringlet.recv(torch.ones(1), 1 - rank, async_op=True).wait()
@@ -174,8 +170,6 @@ def signals_blocked(rank: int, world: int, path: str) -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPROF, signal.SIGUSR1):
                 assert blocked >> (number - 1) & 1, (status, number)
         ringlet.barrier()
-    finally:
-        ringlet.finalize()
 
 
 def test_threads_of_the_core_leave_signals_to_the_program(pool, tmp_path):

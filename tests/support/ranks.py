@@ -112,25 +112,35 @@ def leave_torch(backend: str) -> None:
     dist.destroy_process_group()
 
 
+def host_of(rank: int, world: int, place: str) -> str | None:
+    return {"mixed": f"host {rank % 2}", "blocks": f"host {2 * rank // world}"}.get(place)
+
+
+@contextlib.contextmanager
+def joined(rank: int, world: int, store: dist.Store | None, place: str, **options: Any) -> Iterator[ringlet.Group]:
+    """In a group of ringlet's, which ends with the block. place: one of TRANSPORTS or "blocks"."""
+    host = host_of(rank, world, place)
+    with on_host(host):
+        group = ringlet.init(rank, world, store, transport=place if host is None else "auto", **options)
+    try:
+        yield group
+    finally:
+        ringlet.finalize()
+
+
 @contextlib.contextmanager
 def membership(task: Task) -> Iterator[None]:
     """What `join` means: a ringlet group of processes or threads, torch.distributed on a backend, or nothing."""
     limit = timedelta(seconds=task.timeout)
-    hosts = {"mixed": f"host {task.rank % 2}", "blocks": f"host {2 * task.rank // task.world}"}
     if task.join in (*TRANSPORTS, "blocks"):
         store = None if task.join == "threads" else dist.FileStore(task.store, task.world)
-        transport = "auto" if task.join in hosts else task.join
-        with on_host(hosts.get(task.join)):
-            ringlet.init(task.rank, task.world, store, transport=transport, timeout=limit, name=task.store)
-        try:
+        with joined(task.rank, task.world, store, task.join, timeout=limit, name=task.store):
             yield
-        finally:
-            ringlet.finalize()
     elif task.join.startswith("dist:"):
         store = dist.FileStore(task.store, task.world)
         backend, _, place = task.join.removeprefix("dist:").partition("@")
         options = ringlet.BackendOptions(transport="tcp") if place == "tcp" else None
-        with on_host(hosts.get(place)):
+        with on_host(host_of(task.rank, task.world, place)):
             dist.init_process_group(
                 backend, store=store, rank=task.rank, world_size=task.world, timeout=limit, pg_options=options
             )
