@@ -97,7 +97,7 @@ TEST_EACH(they_run_like_built_in_ones, Between between, Between::one_memory, Bet
         std::pair{Collective::broadcast, "tree"}}) {
     const Algorithm& algorithm = add_algorithm(collective, "written", "as somebody would");
     for (const int world : {2, 3, 5}) {
-      const auto errors = run_ranks(world, between, [&](Communicator& group) {
+      run_well(world, between, [&](Communicator& group) {
         std::vector<int> apart;
         for (int rank = 0; rank < world && between == Between::tcp; ++rank) apart.push_back(rank);
         hand_over(algorithm, {world, 0, apart}, schedules_of(built_in(collective, likeness), world));
@@ -109,7 +109,6 @@ TEST_EACH(they_run_like_built_in_ones, Between between, Between::one_memory, Bet
                    group.rank() % 2 == 0);
         }
       });
-      for (const std::string& error : errors) CHECK_EQ(error, std::string());
     }
   }
   ended = true;

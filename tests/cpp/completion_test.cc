@@ -12,15 +12,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-Call sum(std::vector<float>& data) {
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  return {.collective = Collective::all_reduce,
-          .dtype = DType::float32,
-          .count = data.size(),
-          .input = bytes,
-          .output = bytes};
-}
-
 Message message(int peer, bool sending, int& value) {
   return {peer, sending, DType::int32, 1, reinterpret_cast<std::byte*>(&value), {}};
 }
@@ -52,62 +43,42 @@ void messages_wait_for_each_other(Communicator& group) {
   }
 }
 
-/// The completion of a collective waits for the one behind it, which runs on the same thread.
-void a_collective_waits_for_the_next(Communicator& group) {
-  std::vector<float> first(1000, 1.0f), second(1000, 2.0f);
-  std::latch given(1), told(1);
-  const auto one = group.start(
-      [&, call = sum(first)](const std::function<void(Call)>& run) {
-        given.wait();
-        run(call);
-      },
-      nullptr);
-  const auto two = group.start(sum(second), nullptr);
-  one->then([&](std::exception_ptr) {
-    CHECK(comes(*two));
-    told.count_down();
-  });
-  given.count_down();
-  told.wait();
-  CHECK_EQ(second[999], 2.0f * static_cast<float>(group.world()));
-}
-
 /// While the completion of one call is in another that a slow peer keeps waiting, the caller may give the next.
 void the_caller_goes_on(Communicator& group) {
-  std::vector<float> first(100, 1.0f), second(100, 1.0f), third(100, 1.0f);
+  Floats first(100), second(100), third(100);
   if (group.rank() != 0) {
-    group.run(sum(first));
+    group.run(first.sum());
     std::this_thread::sleep_for(200ms);  // longer than callers wait for their turn
-    group.run(sum(second));
-    group.run(sum(third));
+    group.run(second.sum());
+    group.run(third.sum());
     return;
   }
   std::latch within(1), told(1);
-  group.start(sum(first), nullptr)->then([&](std::exception_ptr) {
+  group.start(first.sum(), nullptr)->then([&](std::exception_ptr) {
     within.count_down();
-    group.run(sum(second));
+    group.run(second.sum());
     told.count_down();
   });
   within.wait();
   std::this_thread::sleep_for(10ms);
-  group.run(sum(third));
+  group.run(third.sum());
   told.wait();
-  CHECK_EQ(third[99], static_cast<float>(group.world()));
+  CHECK_EQ(third.values[99], static_cast<float>(group.world()));
 }
 
 /// Threads that are in a call, or begin one, when another closes the group: each gets an error, soon.
 void closed_by_another_thread(Communicator& group, bool with_messages, std::barrier<>& all) {
-  std::vector<float> data(1000, 1.0f);
-  group.run(sum(data));
+  Floats data;
+  group.run(data.sum());
   if (group.rank() == 0) {
     std::atomic<bool> closed{false};
     std::thread other([&] {
       int value = 0;
       if (with_messages) CHECK_THROWS(Error, group.run(message(1, false, value)));
-      CHECK_THROWS(Error, group.run(sum(data)));
+      CHECK_THROWS(Error, group.run(data.sum()));
       while (!closed) {
         CHECK_THROWS(Error, group.start(message(1, false, value), nullptr)->wait(10s));
-        CHECK_THROWS(Error, group.start(sum(data), nullptr)->wait(10s));
+        CHECK_THROWS(Error, group.start(data.sum(), nullptr)->wait(10s));
       }
     });
     std::this_thread::sleep_for(50ms);
@@ -129,18 +100,13 @@ TEST(after_the_end) {
   CHECK_THROWS(InvalidUsage, messenger->post(message(0, false, value), nullptr, true));
 }
 
-void well(int world, Between between, const std::function<void(Communicator&)>& body) {
-  for (const std::string& error : run_ranks(world, between, body)) CHECK_EQ(error, std::string());
-}
-
 TEST(calls_complete_over_every_transport) {
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
-    well(3, between, messages_wait_for_each_other);
-    well(3, between, a_collective_waits_for_the_next);
-    well(2, between, the_caller_goes_on);
+    run_well(3, between, messages_wait_for_each_other);
+    run_well(2, between, the_caller_goes_on);
     for (const bool with_messages : {false, true}) {
       std::barrier<> all(2);
-      well(2, between, [&](Communicator& group) { closed_by_another_thread(group, with_messages, all); });
+      run_well(2, between, [&](Communicator& group) { closed_by_another_thread(group, with_messages, all); });
     }
   }
 }

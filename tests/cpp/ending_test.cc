@@ -34,24 +34,18 @@ std::string said(const std::exception_ptr& error) {
 /// Starts a call and lets go of the group, which only what runs when the call is complete holds then. Rank 0's
 /// message waits until rank 1 has let go, and collectives until both have.
 void let_go(std::shared_ptr<Communicator> group, Last last, std::latch& rank_1, std::latch& both) {
-  std::vector<float> data(1000, 1.0f);
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  Floats data;
   const int rank = group->rank();
   std::shared_ptr<Work> work;
   if (last == Last::collective) {
-    const Call call{.collective = Collective::all_reduce,
-                    .dtype = DType::float32,
-                    .count = data.size(),
-                    .input = bytes,
-                    .output = bytes};
-    const Communicator::Job job = [&both, call](const std::function<void(Call)>& run) {
+    const Communicator::Job job = [&both, call = data.sum()](const std::function<void(Call)>& run) {
       both.wait();
       run(call);
     };
     work = group->start(job, nullptr);
   } else {
     if (rank == 0) rank_1.wait();
-    work = group->start(Message{1 - rank, rank == 0, DType::float32, data.size(), bytes, {}}, nullptr);
+    work = group->start(data.message(1 - rank, rank == 0), nullptr);
   }
   std::latch called(1);
   work->then([group = std::move(group), last, &called](std::exception_ptr error) mutable {
@@ -84,10 +78,9 @@ void run(Between between, Last last, int turn) {
 /// In a child that rank 0 forks when its group has threads: it can call nothing, and its copy ends without them.
 void end_in_child(std::unique_ptr<Communicator> group) {
   ::alarm(60);
-  float value = 1;
-  auto* bytes = reinterpret_cast<std::byte*>(&value);
-  const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, kNoLabel, 1, bytes, bytes};
-  const Message message{1, true, DType::float32, 1, bytes, {}};
+  Floats value(1);
+  const Call call = value.sum();
+  const Message message = value.message(1, true);
   const auto nothing = [](const std::function<void(Call)>&) {};
   for (const std::function<void()>& act : std::initializer_list<std::function<void()>>{
            [&] { group->run(call); }, [&] { group->start(call, nullptr); }, [&] { group->run(nothing); },
@@ -109,13 +102,9 @@ void forked(Between between) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
       auto group = std::make_unique<Communicator>(make_engine(name, rank, 2, between, key), std::chrono::seconds(60));
-      std::vector<float> data(1000, 1.0f);
-      auto* bytes = reinterpret_cast<std::byte*>(data.data());
-      const Message message{1 - rank, rank == 0, DType::float32, data.size(), bytes, {}};
-      const Call call{
-          Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, kNoLabel, data.size(), bytes, bytes};
-      group->start(message, nullptr)->wait(std::chrono::seconds(60));
-      group->start(call, nullptr)->wait(std::chrono::seconds(60));
+      Floats data;
+      group->start(data.message(1 - rank, rank == 0), nullptr)->wait(std::chrono::seconds(60));
+      group->start(data.sum(), nullptr)->wait(std::chrono::seconds(60));
       if (rank == 0) {
         const pid_t child = ::fork();
         if (child == 0) end_in_child(std::move(group));
@@ -123,8 +112,8 @@ void forked(Between between) {
         ::waitpid(child, &status, 0);
         CHECK_EQ(status, 0);
       }
-      group->run(call);
-      CHECK_EQ(data[999], 4.0f);
+      group->run(data.sum());
+      CHECK_EQ(data.values[999], 4.0f);
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -175,40 +164,25 @@ enum class Act { call, async_call, message, async_message, close, abort, new_gro
 constexpr Act kActs[] = {Act::call,  Act::async_call, Act::message,  Act::async_message,
                          Act::close, Act::abort,      Act::new_group};
 
-/// Data and calls of one thread of a rank: ranks add up ones.
-struct Ones {
-  Ones() : values(3000, 1.0f) {}
-  Call call() {
-    return {.collective = Collective::all_reduce,
-            .dtype = DType::float32,
-            .count = values.size(),
-            .input = bytes(),
-            .output = bytes()};
-  }
-  Message message(int peer, bool sending) { return {peer, sending, DType::float32, values.size(), bytes(), {}}; }
-  std::byte* bytes() { return reinterpret_cast<std::byte*>(values.data()); }
-  std::vector<float> values;
-};
-
 /// Does it a few times; an error of the library ends that, and nothing else may come.
 void act(Communicator& group, Act what, const std::function<void()>& make_group) {
   try {
     for (int i = 0; i < 3; ++i) {
-      Ones ones;
+      Floats ones(3000);
       switch (what) {
         case Act::call:
-          group.run(ones.call());
+          group.run(ones.sum());
           CHECK_EQ(ones.values.back(), 2.0f);
           break;
         case Act::async_call: {
-          const auto keep = std::make_shared<Ones>();
-          group.start(keep->call(), keep)->wait(std::chrono::seconds(60));
+          const auto keep = std::make_shared<Floats>(3000);
+          group.start(keep->sum(), keep)->wait(std::chrono::seconds(60));
           CHECK_EQ(keep->values.back(), 2.0f);
           break;
         }
         case Act::message: group.run(ones.message(1, true)); break;
         case Act::async_message: {
-          const auto keep = std::make_shared<Ones>();
+          const auto keep = std::make_shared<Floats>(3000);
           group.start(keep->message(1, true), keep)->wait(std::chrono::seconds(60));
           break;
         }
@@ -224,10 +198,10 @@ void act(Communicator& group, Act what, const std::function<void()>& make_group)
 }
 
 /// Until the group ends.
-void follow(const std::function<void(Ones&)>& call) {
+void follow(const std::function<void(Floats&)>& call) {
   try {
     for (;;) {
-      Ones ones;
+      Floats ones(3000);
       call(ones);
     }
   } catch (const Error&) {
@@ -261,11 +235,12 @@ void at_the_same_time(Between between, Act first, Act second, int turn) {
   const auto new_group = [&] {
     const std::string title = name + "/" + std::to_string(more++);
     const Token secret = random_token();
-    all({[&] { make(0, title, secret)->run(Ones().call()); }, [&] { make(1, title, secret)->run(Ones().call()); }});
+    all({[&] { make(0, title, secret)->run(Floats(3000).sum()); },
+         [&] { make(1, title, secret)->run(Floats(3000).sum()); }});
   };
   std::thread rank_1([&] {
-    all({[&] { follow([&](Ones& ones) { groups[1]->run(ones.call()); }); },
-         [&] { follow([&](Ones& ones) { groups[1]->run(ones.message(0, false)); }); }});
+    all({[&] { follow([&](Floats& ones) { groups[1]->run(ones.sum()); }); },
+         [&] { follow([&](Floats& ones) { groups[1]->run(ones.message(0, false)); }); }});
     groups[1].reset();
   });
   all({[&] { act(*groups[0], first, new_group); }, [&] { act(*groups[0], second, new_group); }});

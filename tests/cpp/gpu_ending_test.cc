@@ -21,7 +21,7 @@ GpuExecutors::Parts parts_of(bool nccl) { return nccl ? parts(kNever) : without_
 TEST_EACH(timeouts, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
     if (host.rank() == 1) return;
@@ -73,7 +73,7 @@ TEST_EACH(full_launch_queue, bool nccl, true, false) {
   for (const int length : {4, 64}) {
     emulated_gpu_launch_queue(length);
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-      Floats floats(host.rank(), 300000);
+      RankFloats floats(host.rank(), 300000);
       const StreamOwner own;
       const EndOfNccl end_of_nccl{host.rank() ==
                                   0};  // a launch that waits keeps the communicator, and its kernels the stream
@@ -96,7 +96,7 @@ TEST_EACH(full_launch_queue, bool nccl, true, false) {
 TEST_EACH(endings, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner own;
     std::shared_ptr<Work> work;
     {
@@ -108,7 +108,7 @@ TEST_EACH(endings, bool nccl, true, false) {
     }
   }));
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
     if (host.rank() == 1) return;
@@ -129,7 +129,7 @@ TEST_EACH(ended_beside_calls, bool nccl, true, false) {
       std::vector<std::thread> threads;
       for (int i = 0; i < 2; ++i) {
         threads.emplace_back([group, i, rank = host.rank()] {
-          Floats floats(rank, 10);
+          RankFloats floats(rank, 10);
           const StreamOwner own;
           try {
             for (;;) {
@@ -143,7 +143,7 @@ TEST_EACH(ended_beside_calls, bool nccl, true, false) {
       }
       group->end();
       for (std::thread& thread : threads) thread.join();
-      Floats late(host.rank(), 10);
+      RankFloats late(host.rank(), 10);
       const StreamOwner own;
       CHECK_THROWS(Error, group->run(late.call, own.stream));
     }));
@@ -154,7 +154,7 @@ TEST_EACH(ended_beside_calls, bool nccl, true, false) {
 TEST_EACH(peers_that_fail, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
     if (host.rank() == 1) {
@@ -204,7 +204,7 @@ TEST(a_nccl_that_does_not_end) {
   const GpuExecutors::Parts mine = that_do_not_end(api);
   const auto start = std::chrono::steady_clock::now();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
     if (host.rank() == 0) {

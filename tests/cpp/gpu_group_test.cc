@@ -97,7 +97,7 @@ TEST(nccls_own_collectives) {
   }
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, without_nccl());
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     floats.call.algorithm = nccls_own(Collective::all_reduce);
     const std::string message = CHECK_THROWS(InvalidUsage, group.run(floats.call, nullptr));
     CHECK(message.find("the algorithm nccl needs NCCL, and there is none; rank 0: no NCCL: gone fishing") !=
@@ -157,7 +157,7 @@ TEST(lacking) {
     refused(neither, parts(kNever), "NCCL; rank 1: no NCCL: gone fishing. Peers' memory; rank 0: ");
     const std::string differ = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts(host.rank() == 2 ? 7 : 8)));
     told += differ.find("is 8 on rank 0 and 7 on rank 2") != std::string::npos;
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     host.run(floats.call);
     CHECK_EQ(floats.values[999], 6.0f);
     GpuGroup group(host, parts());
@@ -181,7 +181,7 @@ TEST(several_hosts) {
               "serves one host only: use the nccl backend between hosts "
               "(init_process_group(\"cpu:ringlet,cuda:nccl\"))";
     }
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     host.run(floats.call);
     CHECK_EQ(floats.values[999], 10.0f);
   }));
@@ -203,7 +203,7 @@ TEST(threads_on_a_gpu) {
           "serves "
           "one rank a process, also if NCCL_MULTI_RANK_GPU_ENABLE is set: start each rank as a process";
       CHECK_EQ(group.describe(), apart ? "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond" : refused);
-      Floats floats(host.rank());
+      RankFloats floats(host.rank());
       group.run(floats.call, nullptr)->wait(kLong);
       CHECK_EQ(floats.values[999], 3.0f);
       if (apart) return;
@@ -251,7 +251,7 @@ TEST(few_processors) {
       host.run(Call{});
       GpuGroup group(host, mine);
       CHECK_EQ(emulated_gpu_max_ctas(), limit == 0 ? INT_MIN : limit);
-      Floats floats(host.rank(), 100000);
+      RankFloats floats(host.rank(), 100000);
       group.run(floats.call, nullptr)->wait(kLong);
       CHECK_EQ(floats.values[99999], 3.0f);
       host.run(Call{});
@@ -273,7 +273,7 @@ TEST(small_all_reduces) {
     emulated_gpu_architecture(architecture);
     const int before = emulated_gpu_low_latencies();
     no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
-      Floats floats(host.rank());
+      RankFloats floats(host.rank());
       const StreamOwner own;
       GpuGroup group(host, parts());
       for (const float wanted : {6.0f, 18.0f}) {
@@ -289,7 +289,7 @@ TEST(small_all_reduces) {
 /// What one rank cannot use none does; what is left serves what it can, and says so.
 TEST(either) {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank(), 400000);
+    RankFloats floats(host.rank(), 400000);
     const StreamOwner own;
     {
       GpuGroup peers(host, host.rank() == 1 ? without_nccl() : parts());
@@ -309,7 +309,7 @@ TEST(either) {
   }));
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, without_nccl());
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const std::vector<Message> messages = {{1 - host.rank(), true, DType::uint8, 8, nullptr, {}}};
     const std::string message = CHECK_THROWS(InvalidUsage, group.exchange(messages, nullptr));
     CHECK(message.find("send and recv on a GPU need NCCL") == 0);
@@ -340,7 +340,7 @@ TEST(refused_by_nccl) {
     CHECK(group.describe().find("peer memory; no NCCL; rank 0: ncclCommInitRankConfig of rank 0 of 3 was not done") ==
           0);
     CHECK_HAS(group.describe(), "; rank 1: ncclCommInitRankConfig of rank 1 of 3: ");
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 6.0f);
   };
@@ -360,7 +360,7 @@ TEST(on_its_device) {
   emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     std::optional<GpuGroup> group(std::in_place, host, third());
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     const StreamOwner held;
     emulated_gpu_hold(held.stream, true);
     std::promise<int> completed_on;
@@ -384,7 +384,7 @@ TEST(aborted_from_elsewhere) {
   emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, third());
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     device().use(0);
     group.abort("enough");
     RingletCudaIdentity here{};
@@ -432,7 +432,7 @@ TEST(captured) {
   no_errors(run_ranks(1, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
-    Floats floats(0);
+    RankFloats floats(0);
     emulated_gpu_hold(one.stream, true);
     const auto before = group.run(floats.call, one.stream);
     emulated_gpu_capture(true);
@@ -461,7 +461,7 @@ TEST(loaded_at_once) {
 TEST(asynchronous) {
   std::atomic<bool> came{false};
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank(), 300000);
+    RankFloats floats(host.rank(), 300000);
     const StreamOwner own;
     GpuGroup group(host, parts());
     if (host.rank() == 1) {
@@ -479,7 +479,7 @@ TEST(asynchronous) {
 TEST(completions) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Work all;
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     GpuGroup group(host, parts());
     group.run(floats.call, nullptr)->then([&](std::exception_ptr error) {
       CHECK(error == nullptr && group.is_this_thread());
@@ -493,7 +493,7 @@ TEST(completions) {
 /// Wrong calls are refused before anything moves, and do not count.
 TEST(refusals) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
+    RankFloats floats(host.rank());
     GpuGroup group(host, parts());
     if (host.rank() == 0) {
       Call wrong = floats.call;

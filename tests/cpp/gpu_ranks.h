@@ -32,22 +32,12 @@ struct StreamOwner {
   void* stream = nullptr;
 };
 
-inline void no_errors(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) CHECK_EQ(error, "");
-}
-
 inline constexpr auto kLong = std::chrono::seconds(60), kSoon = std::chrono::seconds(20);
 
-struct Floats {
-  explicit Floats(int rank, size_t count = 1000) : values(count, static_cast<float>(rank + 1)) {
-    call.collective = Collective::all_reduce;
-    call.dtype = DType::float32;
-    call.count = count;
-    call.input = reinterpret_cast<const std::byte*>(values.data());
-    call.output = reinterpret_cast<std::byte*>(values.data());
-  }
-  std::vector<float> values;
-  Call call;
+/// A rank's own, and the call that adds up all ranks'.
+struct RankFloats : Floats {
+  explicit RankFloats(int rank, size_t count = 1000) : Floats(count, static_cast<float>(rank + 1)) {}
+  Call call = sum();
 };
 
 }  // namespace gpu_ranks

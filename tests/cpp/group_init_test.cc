@@ -14,6 +14,7 @@
 
 #include "check.h"
 #include "comm/communicator.h"
+#include "floats.h"
 #include "schedule/topology.h"
 #include "thread_store.h"
 
@@ -86,14 +87,9 @@ std::vector<std::string> join_all(Store& store, int world, Carrier carrier,
 }
 
 void add_up(Communicator& group) {
-  std::vector<float> data(1000, static_cast<float>(group.rank() + 1));
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  group.run(Call{.collective = Collective::all_reduce,
-                 .dtype = DType::float32,
-                 .count = data.size(),
-                 .input = bytes,
-                 .output = bytes});
-  CHECK_EQ(data[999], static_cast<float>(group.world() * (group.world() + 1)) / 2);
+  Floats data(1000, static_cast<float>(group.rank() + 1));
+  group.run(data.sum());
+  CHECK_EQ(data.values[999], static_cast<float>(group.world() * (group.world() + 1)) / 2);
 }
 
 void all_make_a_group(RewritingStore& store, int world, Carrier carrier, const std::string& transport,

@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
+#include "floats.h"
 #include "memory/heap.h"
 #include "mesh_group.h"
 #include "transport/in_process.h"
@@ -47,20 +48,14 @@ std::unique_ptr<Communicator> join(Store& store, const std::string& name, int ra
 }
 
 void use(Communicator& group) {
-  std::vector<float> data(1000, 1.0f), other(1000);
-  auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  group.run(Call{.collective = Collective::all_reduce,
-                 .dtype = DType::float32,
-                 .count = data.size(),
-                 .input = bytes,
-                 .output = bytes});
-  CHECK_EQ(data[999], 2.0f);
+  Floats data, other;
+  group.run(data.sum());
+  CHECK_EQ(data.values[999], 2.0f);
   const int peer = 1 - group.rank();
-  auto* into = reinterpret_cast<std::byte*>(other.data());
-  const auto sent = group.start(Message{peer, true, DType::float32, data.size(), bytes, {}}, nullptr);
-  group.run(Message{peer, false, DType::float32, other.size(), into, {}});
+  const auto sent = group.start(data.message(peer, true), nullptr);
+  group.run(other.message(peer, false));
   sent->wait(kSoon);
-  CHECK_EQ(other[999], 2.0f);
+  CHECK_EQ(other.values[999], 2.0f);
 }
 
 /// Both ranks; what they throw is a failed check. `body(rank, cycle, group)` ends the group or keeps it.
@@ -153,14 +148,9 @@ TEST_EACH(ranks_that_may_use_different_processors, bool threads, false, true) {
       Communicator group(std::make_unique<PullEngine>(std::move(transport)), kSoon);
       for (const size_t count : {1'000, 16'384, 100, 40'000, 300'000, 7}) {
         for (int times = 0; times < 20; ++times) {
-          std::vector<float> data(count, static_cast<float>(rank + times));
-          auto* bytes = reinterpret_cast<std::byte*>(data.data());
-          group.run(Call{.collective = Collective::all_reduce,
-                         .dtype = DType::float32,
-                         .count = count,
-                         .input = bytes,
-                         .output = bytes});
-          CHECK(data == std::vector<float>(count, static_cast<float>(2 * times + 1)));
+          Floats data(count, static_cast<float>(rank + times));
+          group.run(data.sum());
+          CHECK(data.values == std::vector<float>(count, static_cast<float>(2 * times + 1)));
         }
       }
     } catch (const std::exception& error) {

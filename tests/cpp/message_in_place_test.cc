@@ -132,7 +132,7 @@ std::vector<std::byte*> fill(Heap& heap) {
 /// Ordinary tensors then go through the ring.
 TEST(a_full_heap) {
   const std::shared_ptr<Heap> heap = Heap::process();
-  const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
+  run_well(4, Between::mixed, [&](Communicator& group) {
     const Call barrier{.collective = Collective::barrier};
     group.run(barrier);
     std::vector<std::byte*> taken;
@@ -143,7 +143,6 @@ TEST(a_full_heap) {
     CHECK(tensor.values() == std::vector<int>(kCount, 4));
     for (std::byte* const each : taken) heap->free(each);
   });
-  for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
 TEST(the_contract) {

@@ -67,17 +67,17 @@ namespace {
 
 constexpr auto kNever = std::chrono::seconds(20);  // a wait that lasts so long is a failed check
 
-using Floats = std::vector<float>;
-std::byte* bytes(Floats& floats) { return reinterpret_cast<std::byte*>(floats.data()); }
+using Values = std::vector<float>;
+std::byte* bytes(Values& floats) { return reinterpret_cast<std::byte*>(floats.data()); }
 
 /// What a rank does; it says whether the result is right. Rank 0's tensors live as long as the group.
 struct Case {
   const char* name;
   size_t count;
-  std::function<bool(Communicator&, Floats& data, size_t count)> act;
+  std::function<bool(Communicator&, Values& data, size_t count)> act;
 };
 
-Call all_reduce(Floats& data, size_t count) {
+Call all_reduce(Values& data, size_t count) {
   return {.collective = Collective::all_reduce,
           .dtype = DType::float32,
           .count = count,
@@ -85,22 +85,22 @@ Call all_reduce(Floats& data, size_t count) {
           .output = bytes(data)};
 }
 
-bool are(const Floats& data, size_t count, float value) {
+bool are(const Values& data, size_t count, float value) {
   return std::all_of(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(count),
                      [&](float each) { return each == value; });
 }
 
-bool reduced(const Communicator& group, const Floats& data, size_t count) {
+bool reduced(const Communicator& group, const Values& data, size_t count) {
   return are(data, count, static_cast<float>(group.world()));
 }
 
-bool calls(Communicator& group, Floats& data, size_t count) {
+bool calls(Communicator& group, Values& data, size_t count) {
   arm();
   group.run(all_reduce(data, count));
   return reduced(group, data, count);
 }
 
-bool broadcasts(Communicator& group, Floats& data, size_t count) {
+bool broadcasts(Communicator& group, Values& data, size_t count) {
   if (group.rank() == 0) std::fill(data.begin(), data.end(), 7.0f);
   Call call = all_reduce(data, count);
   call.collective = Collective::broadcast;
@@ -109,14 +109,14 @@ bool broadcasts(Communicator& group, Floats& data, size_t count) {
   return are(data, count, 7.0f);
 }
 
-bool starts(Communicator& group, Floats& data, size_t count) {
+bool starts(Communicator& group, Values& data, size_t count) {
   if (group.rank() != 0) return calls(group, data, count);
   arm();
   group.start(all_reduce(data, count), nullptr)->wait(kNever);
   return reduced(group, data, count);
 }
 
-bool starts_several(Communicator& group, Floats& data, size_t count) {
+bool starts_several(Communicator& group, Values& data, size_t count) {
   const size_t half = count / 2;
   Call first = all_reduce(data, half), second = all_reduce(data, count - half);
   second.input = second.output = bytes(data) + half * sizeof(float);
@@ -130,7 +130,7 @@ bool starts_several(Communicator& group, Floats& data, size_t count) {
   return reduced(group, data, count);
 }
 
-bool runs_a_job(Communicator& group, Floats& data, size_t count) {
+bool runs_a_job(Communicator& group, Values& data, size_t count) {
   Communicator::Job job = [&](const std::function<void(Call)>& run) {
     run(all_reduce(data, count));
     if (group.rank() == 0) const auto scratch = std::make_unique<char[]>(100);
@@ -142,9 +142,9 @@ bool runs_a_job(Communicator& group, Floats& data, size_t count) {
 }
 
 /// Each rank sends as many elements to rank q as q is large.
-bool exchanges_blocks(Communicator& group, Floats& data, size_t) {
+bool exchanges_blocks(Communicator& group, Values& data, size_t) {
   const size_t world = static_cast<size_t>(group.world()), rank = static_cast<size_t>(group.rank());
-  Floats received(world * (rank + 1), 0.0f);
+  Values received(world * (rank + 1), 0.0f);
   Blocks blocks;
   for (size_t q = 0; q < world; ++q) {
     blocks.inputs.push_back(bytes(data) + q * world * sizeof(float));
@@ -163,21 +163,21 @@ bool exchanges_blocks(Communicator& group, Floats& data, size_t) {
   return are(received, received.size(), 1.0f);
 }
 
-bool sends(Communicator& group, Floats& data, size_t count) {
+bool sends(Communicator& group, Values& data, size_t count) {
   if (group.rank() == 0) std::fill(data.begin(), data.end(), 7.0f);
   arm();
   if (group.rank() < 2) group.run(Message{1 - group.rank(), group.rank() == 0, DType::float32, count, bytes(data), {}});
   return group.rank() > 1 || are(data, count, 7.0f);
 }
 
-bool receives(Communicator& group, Floats& data, size_t count) {
+bool receives(Communicator& group, Values& data, size_t count) {
   if (group.rank() == 1) std::fill(data.begin(), data.end(), 7.0f);
   arm();
   if (group.rank() < 2) group.run(Message{1 - group.rank(), group.rank() == 1, DType::float32, count, bytes(data), {}});
   return group.rank() > 1 || are(data, count, 7.0f);
 }
 
-bool starts_messages(Communicator& group, Floats& data, size_t count) {
+bool starts_messages(Communicator& group, Values& data, size_t count) {
   const size_t half = count / 2;
   const bool first = group.rank() == 0;
   if (group.rank() > 1) return true;
@@ -241,7 +241,7 @@ bool try_one(const Case& of, Between between, int world, int n, bool later_too) 
     ranks.emplace_back([&, rank] {
       const auto place = static_cast<size_t>(rank);
       Communicator group(make_engine(name, rank, world, between, key), kNever);
-      Floats data(of.count, 1.0f), more(10, 1.0f);
+      Values data(of.count, 1.0f), more(10, 1.0f);
       std::string text;
       text.reserve(4096);
       made.arrive_and_wait();

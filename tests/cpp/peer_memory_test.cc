@@ -22,7 +22,7 @@ void try_regions() {
     const int before = emulated_gpu_allocations();
     for (int i = 0; i < groups; ++i) {
       no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-        Floats floats(host.rank());
+        RankFloats floats(host.rank());
         GpuGroup group(host, without_nccl());
         group.run(floats.call, nullptr)->wait(kLong);
         CHECK_EQ(floats.values[0], 3.0f);
@@ -55,7 +55,7 @@ void try_heaps() {
     std::byte* memory = heap->allocate(4000);
     CHECK(reinterpret_cast<uintptr_t>(memory) % 256 == 0);
     for (const bool all : {true, false}) {
-      Floats floats(host.rank());
+      RankFloats floats(host.rank());
       Call call = floats.call;
       call.algorithm = find_algorithm(Collective::all_reduce, "two_shot");  // one_shot would push so little
       if (all || host.rank() == 1) {

@@ -10,9 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "comm/communicator.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
+#include "floats.h"
 #include "thread_store.h"
 #include "transport/in_process.h"
 #include "transport/shared_memory.h"
@@ -81,7 +83,17 @@ inline std::vector<std::string> run_ranks(int world, Between between,
   return errors;
 }
 
-/// The same, with one rank that is stuck elsewhere until all others have found that out.
+inline void no_errors(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) CHECK_EQ(error, std::string());
+}
+
+/// As run_ranks(); what a rank throws is a failed check.
+inline void run_well(int world, Between between, const std::function<void(ringlet::Communicator&)>& body,
+                     std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  no_errors(run_ranks(world, between, body, timeout));
+}
+
+/// As run_ranks(), with one rank that is stuck elsewhere until all others have found that out.
 inline std::vector<std::string> run_ranks_but_one(int stuck, int world, Between between,
                                                   const std::function<void(ringlet::Communicator&)>& body) {
   std::latch others(world - 1);
