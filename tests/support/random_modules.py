@@ -1,4 +1,4 @@
-"""Random modules for random_reducer_training.py: parameters of all kinds, buffers, branches; one place can fail."""
+"""Random modules for random trainings of a reducer: parameters of all kinds, buffers, branches; one place can fail."""
 
 from __future__ import annotations
 

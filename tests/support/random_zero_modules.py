@@ -1,4 +1,4 @@
-"""What random trainings (random_zero_training.py) draw: modules, batches, settings and optimizers."""
+"""What random trainings (test_random_zero_training.py) draw: modules, batches, settings and optimizers."""
 
 from __future__ import annotations
 

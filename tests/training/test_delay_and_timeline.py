@@ -93,16 +93,12 @@ def test_a_removed_reducer_refuses(rank, world):
 def test_reprs_tell_the_state(rank, world):
     model = mlp()
     reducer = GradientReducer(model, find_unused_parameters=True, **SMALL)
-    found, sizes = repr(reducer), reducer.stats()["bucket_bytes"]
-    told = f"6 parameters, {len(sizes)} buckets of {sum(sizes)} bytes, rank {rank} of 2 on gloo, "
-    assert found.startswith(f"GradientReducer(Sequential: {told}")
-    assert "bucket_mb=0.0005" in found and "find_unused_parameters=True" in found and "static_graph" not in found
-    assert found.endswith("0 backwards reduced)")
     merge = reducer.accumulate(2)
-    for seen in range(1, 3):
+    for state in ("1 of 2 micro-batches seen", "complete"):
         loss_of(model, rank).backward()
-        state = "complete" if seen == 2 else "1 of 2 micro-batches seen"
         assert repr(merge) == f"GradientMerge(k=2, average=True, {state})"
-    assert repr(merge) in repr(reducer) and repr(reducer).endswith("1 backwards reduced)")
+    told = ("Sequential", "6 parameters", f"rank {rank} of 2 on gloo", "bucket_mb=0.0005", "find_unused", repr(merge))
+    assert all(part in repr(reducer) for part in told) and "static_graph" not in repr(reducer)
+    assert "1 backwards reduced" in repr(reducer)
     reducer.remove()
-    assert repr(reducer).endswith("removed)")
+    assert "removed" in repr(reducer)

@@ -27,7 +27,7 @@ def equal_on_all_ranks(model) -> None:
 
 
 @on("ranks")
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 3])
 def test_k_micro_batches_equal_one_large_batch(rank, world, k):
     torch.manual_seed(3)
     merged, large = mlp(torch.float64), mlp(torch.float64)
