@@ -63,12 +63,17 @@ def _clip_by_hand(module: nn.Module) -> torch.Tensor:
     return whole
 
 
+def _clip_largest(module: nn.Module) -> torch.Tensor:
+    some = [p for p in module.parameters() if p.numel()]  # torch has no such norm of a tensor without elements
+    return nn.utils.clip_grad_norm_(some, 0.1, norm_type=float("inf"))
+
+
 # What a program does to gradients before an update; norms that it gets are compared.
 EDITS: dict[str, Callable[[nn.Module], torch.Tensor | None]] = {
     "norm": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1),
     "norm, foreach": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, foreach=True),
     "norm of order 1": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, norm_type=1.0),
-    "largest element": lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1, norm_type=float("inf")),
+    "largest element": _clip_largest,
     "norm of some": lambda module: nn.utils.clip_grad_norm_(module.parts.parameters(), 0.1),
     "norm of each": lambda module: sum(nn.utils.clip_grad_norm_(p, 0.1) for p in module.parameters()),
     "value": lambda module: nn.utils.clip_grad_value_(module.parameters(), 0.01),
