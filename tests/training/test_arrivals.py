@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ringlet
 from ranks import on
+from reducer_checks import assert_gradients, expected_average
 from ringlet import InvalidUsage
 
 STEPS = 3
@@ -71,103 +72,79 @@ def inputs(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-def average_alone(model: nn.Module, world: int, backward: Callable[[nn.Module, int], None]) -> list[torch.Tensor]:
-    """The average of all ranks' gradients."""
-    sums = [torch.zeros_like(p) for p in model.parameters()]
-    for rank in range(world):
-        model.zero_grad()
-        backward(model, rank)
-        for total, p in zip(sums, model.parameters(), strict=True):
-            if p.grad is not None:
-                total.add_(p.grad)
-    return [total / world for total in sums]
+def loss_of_summands(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
+    return model(torch.full((32,), rank + 1.0), rank == 0).sum()
 
 
-def is_average(model: nn.Module, averages: list[torch.Tensor]) -> bool:
-    found = zip(model.parameters(), averages, strict=True)
-    return all(p.grad is not None and torch.allclose(p.grad, a, rtol=1e-4, atol=1e-6) for p, a in found)
+def loss_of_positions(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
+    return model(inputs(rank, 0, 1, 16, 64)).square().mean()
 
 
-def averaged(
-    model: nn.Module, rank: int, backward: Callable[[nn.Module, int], None], averages: list[torch.Tensor]
-) -> list[bool]:
-    """Whether the gradients of each of some steps are the averages."""
-    right = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        backward(model, rank)
-        right.append(is_average(model, averages))
-    return right
+def loss_of_nested(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
+    return model(inputs(rank, 0, 8, 16)).square().mean()
 
 
-def reduced(model: nn.Module, overlaps: bool, **options: object) -> ringlet.GradientReducer:
-    """A reducer that sends buckets during the backward, as where each rank has a processor to spare; or at its end."""
+def reduced(model: nn.Module, overlaps: bool, **options: object) -> None:
+    """Has a reducer send buckets during the backward, as where each rank has a processor to spare; or at its end."""
     reducer = ringlet.GradientReducer(model, **options)
     reducer._channel.overlaps = lambda _device: overlaps
-    return reducer
 
 
-def shared_by_parameters(rank: int, world: int, overlaps: bool) -> list[bool]:
-    def backward(model: nn.Module, rank: int) -> None:
-        model(torch.full((32,), rank + 1.0), rank == 0).sum().backward()
+def train(model: nn.Module, rank: int, loss: Callable[..., torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss(model, rank).backward()
+        assert_gradients(model, expected)
 
-    torch.manual_seed(0)
+
+def shared_by_parameters(rank: int, world: int, overlaps: bool) -> None:
     model = Summands()
-    averages = average_alone(copy.deepcopy(model), world, backward)
+    expected = expected_average(model, world, loss=loss_of_summands)
     reduced(model, overlaps, find_unused_parameters=True)
-    return averaged(model, rank, backward, averages)
+    train(model, rank, loss_of_summands, expected)
 
 
-def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> list[bool]:
-    def backward(model: nn.Module, rank: int) -> None:
-        model(inputs(rank, 0, 1, 16, 64)).square().mean().backward()
-
-    torch.manual_seed(0)
+def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> None:
     model = Positions()
-    averages = average_alone(copy.deepcopy(model), world, backward)
+    expected = expected_average(model, world, loss=loss_of_positions)
     reduced(model, overlaps, bucket_mb=0.004, first_bucket_mb=0.004)
     # the reduction of the positions, which are first, is over before the layers' gradients are made
     model.layers[2].register_full_backward_hook(lambda *_: time.sleep(0.1))
-    return averaged(model, rank, backward, averages)
+    train(model, rank, loss_of_positions, expected)
+
+
+def with_seed(rank: int, world: int, check: Callable[..., None], *arguments: object) -> None:
+    torch.manual_seed(0)  # all ranks make the same model
+    check(rank, world, *arguments)
 
 
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
 @pytest.mark.parametrize("check", [shared_by_parameters, shared_with_the_backward])
-def test_memory_that_others_use_is_not_reduced_in_place(pool, check, overlaps):
-    assert pool.values(check, 2, overlaps, join="dist:ringlet") == [[True] * STEPS] * 2
+def test_memory_that_others_use_is_not_reduced_in_place(two, check, overlaps):
+    two(with_seed, check, overlaps)
 
 
-def arrives_twice(rank: int, world: int, overlaps: bool, late: bool) -> list[object]:
-    def backward(model: nn.Module, rank: int) -> None:
-        model(inputs(rank, 0, 8, 16)).square().mean().backward()
-
-    torch.manual_seed(0)
+def arrives_twice(rank: int, world: int, overlaps: bool, late: bool) -> None:
     model = Nested(late)
-    averages = average_alone(copy.deepcopy(model), world, backward)
+    expected = expected_average(model, world, loss=loss_of_nested)
     kib = 16 * 16 * 4 / 2**20
     reduced(model, overlaps, bucket_mb=(3 if late else 2) * kib, first_bucket_mb=kib)
-    seen: list[object] = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        try:
-            backward(model, rank)
-        except InvalidUsage as error:
-            return [*seen, str(error).partition(" sent")[0]]
-        seen.append(is_average(model, averages))
-    return seen
+    if late:
+        train(model, rank, loss_of_nested, expected)
+        return
+    # in the first backward all but `last` are in one bucket, before the buckets are in the order of arrival
+    with pytest.raises(InvalidUsage, match=r"the gradient of twice\.weight arrived again after its bucket was sent"):
+        train(model, rank, loss_of_nested, expected)
 
 
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-def test_a_gradient_counts_once_that_arrives_in_a_nested_backward_first(pool, overlaps):
-    assert pool.values(arrives_twice, 2, overlaps, True, join="dist:ringlet") == [[True] * STEPS] * 2
+def test_a_gradient_counts_once_that_arrives_in_a_nested_backward_first(two, overlaps):
+    two(with_seed, arrives_twice, overlaps, True)
 
 
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-def test_a_gradient_that_arrives_again_after_its_bucket_was_sent_is_refused(pool, overlaps):
-    for seen in pool.values(arrives_twice, 2, overlaps, False, join="dist:ringlet"):
-        # in the first backward all but `last` are in one bucket, before the buckets are in the order of arrival
-        assert seen[-1] == "the gradient of twice.weight arrived again after its bucket was"
-        assert all(right is True for right in seen[:-1])
+def test_a_gradient_that_arrives_again_after_its_bucket_was_sent_is_refused(two, overlaps):
+    two(with_seed, arrives_twice, overlaps, False)
 
 
 @on("two")
@@ -190,29 +167,25 @@ def replace_by_half(p: torch.Tensor) -> None:
     p.grad = p.grad * 0.5
 
 
-def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None], overlaps: bool) -> list[bool]:
-    def backward(model: nn.Module, rank: int) -> None:
-        model(inputs(rank, 0, 8, 64)).square().mean().backward()
+def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None], overlaps: bool) -> None:
+    def loss(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
+        return model(inputs(rank, 0, 8, 64)).square().mean()
 
-    torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
-    averages = [a / 2 for a in average_alone(copy.deepcopy(model), world, backward)]
+    expected = expected_average(model, world, loss=loss)
     reduced(model, overlaps, bucket_mb=0.02, first_bucket_mb=0.02)
     handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters()]
-    right = averaged(model, rank, backward, averages)
+    train(model, rank, loss, [gradient / 2 for gradient in expected])
     for handle in handles:
         handle.remove()
-    model.zero_grad()
-    backward(model, rank)
-    return [*right, is_average(model, [a * 2 for a in averages])]
+    train(model, rank, loss, expected)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
 @pytest.mark.parametrize("hook", [halve_in_place, replace_by_half])
 def test_what_hooks_do_to_a_gradient_is_done_before_it_is_reduced(pool, hook, overlaps, world):
-    right = pool.values(changed_by_hooks, world, hook, overlaps, join="dist:ringlet")
-    assert right == [[True] * (STEPS + 1)] * world
+    pool.values(with_seed, world, changed_by_hooks, hook, overlaps, join="dist:ringlet")
 
 
 @on("two")
