@@ -171,15 +171,10 @@ def test_the_world_is_the_groups_or_the_environments(two, monkeypatch):
     ("config", "reason"),
     [
         ({"zero_optimisation": {}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
-        (
-            stage_of(2, reduce_bucket_sise=5),
-            r"unknown key zero_optimization\.reduce_bucket_sise; did you mean red",
-        ),
         ({"zebra": 1}, "unknown key zebra; known are .*train_batch_size"),
         ({"bf16": {"enable": True}}, r"unknown key bf16\.enable; did you mean enabled\?"),
         (stage_of(2, contiguous_gradients=False), "contiguous_gradients must be true with ringlet, got False"),
         ({"fp16": {"enabled": True}}, r"fp16\.enabled must be false with ringlet"),
-        ({"fp16": {"enabled": True, "loss_scale": 0}}, r"fp16\.enabled must be false with ringlet"),
         ({"optimizer": {"type": "Adam"}}, "does not support optimizer: pass the optimizer's class"),
         ({"scheduler": {}}, "does not support scheduler"),
         (stage_of(3, stage3_max_live_parameters=1), "does not support zero_optimization.stage3_max_live_parameters"),
@@ -190,9 +185,7 @@ def test_the_world_is_the_groups_or_the_environments(two, monkeypatch):
             stage_of(3, offload_optimizer={"nvme_path": "/tmp"}),
             "offload_optimizer sets nvme_path or pin_memory but no device",
         ),
-        (stage_of(3, offload_optimizer={"device": "nvme", "nvme_path": "/no/such"}), "'/no/such' is not a folder"),
         (stage_of("two"), "stage must be a whole number from 0 on, got 'two'"),
-        (stage_of(2, reduce_bucket_size=1.5), "reduce_bucket_size must be a whole number"),
         (stage_of(2, reduce_bucket_size=-5), "reduce_bucket_size must be a whole number"),
         (stage_of(2, overlap_comm=1), "overlap_comm must be true or false, got 1"),
         ({"gradient_clipping": True}, "gradient_clipping must be a number"),
@@ -209,13 +202,6 @@ def test_the_world_is_the_groups_or_the_environments(two, monkeypatch):
 def test_refused_by_name(config, reason):
     with pytest.raises(ringlet.InvalidUsage, match=reason):
         from_deepspeed(config, world=2)
-
-
-def test_pinned_memory_needs_an_accelerator():
-    if torch.accelerator.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(ringlet.InvalidUsage, match="offload_optimizer: Offload: pin_memory=True needs"):
-        from_deepspeed(stage_of(2, offload_optimizer={"device": "cpu", "pin_memory": True}))
 
 
 def test_auto():
