@@ -111,6 +111,12 @@ class Part(nn.Module):
             self.inner = nn.MultiheadAttention(width, 1)
         elif kind == "recurs":
             self.inner = nn.GRU(width, width)
+        elif kind == "remembers":
+            self.inner = nn.LSTM(width, width)
+        elif kind == "encodes":
+            self.inner = nn.TransformerEncoderLayer(width, 1, 2 * width, dropout=0.0)
+        elif kind == "convolves":
+            self.inner = nn.Conv1d(width, width, 3, padding=1)
         elif kind == "product":
             self.a, self.b = (nn.Parameter(0.5 * torch.randn(ROWS, width)) for _ in range(2))
         elif kind == "table":
@@ -129,8 +135,12 @@ class Part(nn.Module):
             y = self.back(self.inner(y))
         elif self.kind == "attends":
             y = self.inner(y, y, y)[0]
-        elif self.kind == "recurs":
+        elif self.kind in ("recurs", "remembers"):
             y = self.inner(y)[0]
+        elif self.kind == "encodes":
+            y = self.inner(y)
+        elif self.kind == "convolves":
+            y = torch.tanh(self.inner(y.t()).t())
         elif self.kind == "product":
             y = torch.addcmul(y, self.a, self.b)
         elif self.kind == "twice":
@@ -142,13 +152,13 @@ class Part(nn.Module):
 
 class Drawn(nn.Module):
     """Parts in a row, an embedding that may be the head too, parameters of the root's own. `plan`: what a forward does
-    apart from the usual: parts to leave out, a part to fail in, whether to count passes."""
+    apart from the usual: parts to leave out, an order of the parts, a part to fail in, whether to count passes."""
 
     def __init__(self, lot: random.Random) -> None:
         super().__init__()
         width = lot.choice((4, 5, 8))
         kinds = ("plain", "own", "nested", "twice", "table", "normed", "frozen", "half frozen", "attends", "recurs")
-        kinds += ("product",)
+        kinds += ("product", "remembers", "encodes", "convolves")
         self.parts = nn.ModuleList(Part(lot.choice(kinds), width) for _ in range(lot.randint(1, 5)))
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.head = nn.Linear(width, VOCABULARY, bias=lot.random() < 0.5)
@@ -163,11 +173,16 @@ class Drawn(nn.Module):
             if part.kind == "half frozen":
                 part.linear.weight.requires_grad_(False)
 
+    @property
+    def has_second_derivatives(self) -> bool:
+        return "reentrant" not in self.ways and all(part.kind != "encodes" for part in self.parts)
+
     def forward(self, tokens: torch.Tensor, plan: dict[str, Any]) -> Any:
         x = self.embedding(tokens) + self.shift
         if plan.get("penalty"):
             plan["entered"] = x
-        for number, (part, way) in enumerate(zip(self.parts, self.ways, strict=True)):
+        for number in plan.get("order", range(len(self.parts))):
+            part, way = self.parts[number], self.ways[number]
             if number in plan["without"]:
                 continue
             if number == plan.get("fails"):

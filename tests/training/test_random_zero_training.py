@@ -95,7 +95,9 @@ class Training:
         count = len(self.twin.parts)
         plan = {"without": self.lot.sample(range(count), self.lot.choice((0, 0, 1)) % count), "count": True}
         plan["directly"] = self.lot.random() < 0.1 and not self.wrote
-        plan["penalty"] = self.lot.random() < 0.15 and "reentrant" not in self.twin.ways and not self.low
+        if self.lot.random() < 0.2:
+            plan["order"] = self.lot.sample(range(count), count)
+        plan["penalty"] = self.lot.random() < 0.15 and self.twin.has_second_derivatives and not self.low
         return plan
 
     def loss(self, module: nn.Module, number: int, rank: int, plan: dict[str, Any]) -> torch.Tensor:
@@ -337,6 +339,8 @@ class Training:
         """A loss on the parameters themselves, whose backward comes when they are gone again."""
         if self.window["accumulate"] > 1:
             return
+        if self.wrote:
+            self.forget_loss()
         with self.zero.gathered():
             loss = sum(p.square().sum() for p in self.zero.module.parameters() if p.requires_grad)
         loss.backward()

@@ -84,31 +84,6 @@ def test_selective_checkpoints(rank, world):
     assert_same(alone, zero, **ROUNDING)
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 30), nn.Linear(6, 30)
-
-    def forward(self, x: torch.Tensor, names: str) -> torch.Tensor:
-        return torch.cat([getattr(self, name)(x) for name in names]).square().mean()
-
-
-@on("two")
-def test_modules_in_changing_order(rank, world):
-    torch.manual_seed(1)
-    model = Branches().double()
-    x = torch.randn(4, 6, dtype=torch.float64)
-    results = []
-    for stage in STAGES:
-        zero = zero_of(model, torch.optim.SGD, stage, bucket_elements=200, lr=0.1, momentum=0.9)
-        for names in ("b", "ab", "ba", "a"):
-            zero.module(x, names).backward()
-            zero.step()
-        results.append(parameters_of(zero))
-    for other in results[1:]:
-        assert all(torch.equal(other[name], value) for name, value in results[0].items())
-
-
 @on("two")
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_ranks_that_run_different_modules(rank, world, transport):
@@ -422,43 +397,6 @@ def test_a_checkpoint_inside_a_forward_is_refused(rank, world):
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
     with pytest.raises(ringlet.InvalidUsage, match=r"trained, whose values are in shards.*put it around whole modules"):
         zero.module(torch.randn(10, 12)).sum().backward()
-
-
-class Kinds(nn.Module):
-    """Modules of torch that read parameters in their own ways."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolve = nn.Sequential(nn.Conv1d(8, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU())
-        self.recur = nn.LSTM(16, 16, batch_first=True)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.convolve(x).transpose(1, 2)
-        x = self.encode(self.recur(x)[0])
-        return self.attend(x, x, x)[0]
-
-
-@on("two")
-def test_kinds_of_modules(rank, world):
-    torch.manual_seed(2)
-    model = Kinds().double()
-    x = torch.randn(6, 8, 5, dtype=torch.float64)  # the same on both ranks: batch norms agree
-    for zero, alone in at_each_stage(model, lr=1e-2, bucket_elements=1200, persistence_elements=0):
-        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
-        for _ in range(3):
-            zero.module(x).square().mean().backward()
-            zero.step()
-            optimizer.zero_grad()
-            alone(x).square().mean().backward()
-            optimizer.step()
-        assert_same(alone, zero, **ROUNDING)
-        zero.module.eval()
-        alone.eval()
-        with torch.no_grad():
-            torch.testing.assert_close(zero.module(x), alone(x), **ROUNDING)
 
 
 @on("two")
