@@ -5,18 +5,12 @@
 //   gpu_check [smoke | kernels | bandwidth | pull | pull-speed | nccl | nccl-speed] [--few] [--together]
 //
 // --few is for a sanitizer or a device that is none; --together puts all ranks of `pull` into one launch, for tools that
-// run one kernel at a time. Without a mode each runs in a process of its own, so that what ends one of them, or the device's context, ends no
-// other.
+// run one kernel at a time. Without a mode all run, one after another; `make gpu-check` runs each in a process of its own,
+// so that what ends one of them, or the device's context, ends no other.
 // Prints a line per result, "name<TAB>figure<TAB>unit", and ends with 1 where a result was wrong or missing, with 2
 // where there is no GPU.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "gpu/gpu.h"
 #include "section.h"
@@ -25,7 +19,6 @@ using namespace gpu_check;
 
 namespace {
 
-constexpr std::chrono::seconds kModeLimit{300};
 constexpr int kNoGpu = 2;
 
 struct Mode {
@@ -44,7 +37,7 @@ void set_environment(const Options& options) {
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
 
-int run_here(const Mode& mode, const Options& options) {
+int run(const Mode* chosen, const Options& options) {
   const ringlet::GpuStatus status = ringlet::gpu_status();
   say("device\t" + status.detail + "\t" + status.state);
   say("cuda\truntime " + std::to_string(status.runtime_version) + ", driver " + std::to_string(status.driver_version));
@@ -52,44 +45,17 @@ int run_here(const Mode& mode, const Options& options) {
     std::fprintf(stderr, "gpu_check: %s: %s; %s\n", status.state.c_str(), status.detail.c_str(), status.advice.c_str());
     return kNoGpu;
   }
-  attempt(mode.name, [&] { mode.run(options); });
+  for (const Mode& mode : kModes) {
+    if (chosen != nullptr && chosen != &mode) continue;
+    if (device_hangs) break;
+    if (chosen == nullptr) say(std::string("-- ") + mode.name);
+    attempt(mode.name, [&] { mode.run(options); });
+  }
   const int result = check_result("gpu_check");
   std::fflush(stdout);
   // Threads and kernels that do not end would keep destructors waiting.
   if (device_hangs) std::_Exit(result);
   return result;
-}
-
-/// The exit status, or minus the signal that ended it; a process that does not end by itself is ended.
-int run_apart(const char* self, const Mode& mode, const Options& options) {
-  const pid_t child = ::fork();
-  if (child < 0) return 1;
-  if (child == 0) {
-    ::execl("/proc/self/exe", self, mode.name, options.few ? "--few" : nullptr, nullptr);
-    std::_Exit(1);
-  }
-  const auto end = std::chrono::steady_clock::now() + kModeLimit;
-  for (int status = 0;;) {
-    if (::waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    if (std::chrono::steady_clock::now() > end) {
-      ::kill(child, SIGKILL);  // not waited for: what waits in the driver does not die
-      return -SIGKILL;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-}
-
-int run_all(const char* self, const Options& options) {
-  for (const Mode& mode : kModes) {
-    say(std::string("-- ") + mode.name);
-    const int result = run_apart(self, mode, options);
-    if (result == kNoGpu) return result;
-    Section section(mode.name);
-    section.report("the mode", result == 0  ? ""
-                               : result > 0 ? "ended with " + std::to_string(result)
-                                            : "ended by signal " + std::to_string(-result));
-  }
-  return check_result("gpu_check");
 }
 
 }  // namespace
@@ -112,5 +78,5 @@ int main(int arguments, char** words) {
     chosen = few || together ? chosen : found;
   }
   set_environment(options);
-  return chosen == nullptr ? run_all(words[0], options) : run_here(*chosen, options);
+  return run(chosen, options);
 }

@@ -1,7 +1,6 @@
-// Collective calls on the device: the cases to run, what must come out of them, and a rank's tensors for one.
+// Collective calls on the device: what must come out of them, and a rank's tensors for one.
 //
-// Contract: contract_cases() lists what an engine is to be shown on; those that share inputs and results follow each
-// other. An Expectation holds a case's inputs and what they come to. RankTensors are collective_cases.h's Tensors with
+// Contract: An Expectation holds a case's inputs and what they come to. RankTensors are collective_cases.h's Tensors with
 // their twins on the device.
 // Ownership: RankTensors own their memory, which is kept for the next case: no kernel may use it then.
 // Thread safety: one thread at a time for each object.
@@ -113,9 +112,5 @@ inline std::vector<Bytes> whole_numbers(int world, size_t count) {
   }
   return all;
 }
-
-/// What an engine is to be shown on in a world of that size. `named`: the all-reduces that every dtype and operation
-/// goes through.
-std::vector<Case> contract_cases(int world, const std::vector<const char*>& named, const Options& options);
 
 }  // namespace gpu_check
