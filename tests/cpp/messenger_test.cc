@@ -11,6 +11,7 @@
 #include "check.h"
 #include "engine/health.h"
 #include "ranks.h"
+#include "uneven_blocks.h"
 
 using namespace ringlet;
 
@@ -109,18 +110,9 @@ void play(Communicator& group, const std::vector<Planned>& all, uint32_t seed, b
 }
 
 void all_to_all_of_uneven_blocks(Communicator& group) {
-  const int rank = group.rank(), world = group.world();
-  const auto length = [](int from, int to) { return static_cast<size_t>((from * 3 + to * 5) % 7) * 30'000; };
-  std::vector<std::vector<int>> in, out;
-  Blocks blocks;
-  for (int q = 0; q < world; ++q) in.emplace_back(length(rank, q), 100 * rank + q);
-  for (int q = 0; q < world; ++q) out.emplace_back(length(q, rank), -1);
-  for (auto& block : in) blocks.inputs.push_back(reinterpret_cast<std::byte*>(block.data()));
-  for (auto& block : out) blocks.outputs.push_back(reinterpret_cast<std::byte*>(block.data()));
-  for (const auto& block : in) blocks.counts.push_back(block.size());
-  for (const auto& block : out) blocks.counts.push_back(block.size());
-  group.run({.collective = Collective::all_to_all, .dtype = DType::int32, .blocks = &blocks});
-  for (int q = 0; q < world; ++q) CHECK(out[q] == std::vector<int>(length(q, rank), 100 * q + rank));
+  uneven_blocks::UnevenRank rank({Collective::all_to_all, 30'000}, group.rank(), group.world());
+  group.run({.collective = Collective::all_to_all, .dtype = DType::int32, .blocks = &rank.blocks});
+  CHECK(rank.out == rank.wanted);
 }
 
 /// Several threads of each rank wait at once, for so long that all of them sleep; each has a message of its own tag.
