@@ -63,6 +63,21 @@ def test_bf16_hook_rounds_and_averages(rank, world):
 
 
 @on("ranks")
+def test_a_hook_averages_complex_gradients(rank, world):
+    """torch's all_reduce gives its future the real view of a complex tensor."""
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    GradientReducer(model).register_comm_hook(None, default_hooks.allreduce_hook)
+    model(torch.full((1, 3), complex(rank, 1), dtype=torch.complex64)).sum().abs().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    for r in range(world):
+        plain(torch.full((1, 3), complex(r, 1), dtype=torch.complex64)).sum().abs().backward()
+    for gradient, parameter in zip(ours, plain.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad / world)
+
+
+@on("ranks")
 def test_hooks_see_ddps_bucket(rank, world):
     seen = []
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from ranks import on
-from reducer_checks import SMALL, Fails, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_checks import SMALL, Fails, assert_gradients, data, expected_average, loss_of, mlp, sends_late
 from ringlet import GradientReducer, InvalidUsage
 
 
@@ -111,6 +111,25 @@ def test_a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, w
         assert merge.finish()
         assert_gradients(model, expected_average(model, world, (1,)))
         model.zero_grad()
+
+
+@on("ranks")
+def test_a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
+    """If buckets have gone out when a backward stops, the window goes with the reducer; else the caller drops it."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
+    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
+    reducer.accumulate(2)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    what = "call zero_grad" if sends_late(reducer) else "make a new process group and train on it"
+    with pytest.raises(InvalidUsage, match=what):
+        model(data(rank))
+    reducer.remove()
+    model.zero_grad()
+    GradientReducer(model, **SMALL)
+    loss_of(model, rank, 1).backward()
+    assert_gradients(model, expected_average(model, world, (1,)))
 
 
 @on("ranks")

@@ -174,6 +174,18 @@ def test_a_change_is_refused_in_a_backward_without_the_modules_forward(rank, wor
 
 
 @on("ranks")
+def test_gradients_of_another_shape_are_refused_by_name(rank, world):
+    """Whoever says it: torch where it knows the parameter."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    GradientReducer(model, group=dist.new_group())
+    output = model(torch.ones(2, 4))
+    model[0].weight.grad = torch.ones(4, 4)
+    model[0].weight.grad.data = torch.ones(4, 4, dtype=torch.float64)
+    with pytest.raises((InvalidUsage, RuntimeError), match=r"0\.weight|dtype|type"):
+        output.sum().backward()
+
+
+@on("ranks")
 def test_what_changes_no_gradient_is_followed(rank, world):
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)

@@ -57,14 +57,16 @@ def test_a_clipped_gradient_stays_clipped(rank, world, reproducible):
 
 
 @on(4, "dist:gloo")
-def test_torch_clips_on_gloo(rank, world):
+@pytest.mark.parametrize("foreach", [None, True])
+def test_torch_clips_on_gloo(rank, world, foreach):
     """Random trainings clip, and change gradients otherwise, on ringlet."""
     for stage in STAGES:
         alone = make()
         zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
         backward_of(zero, rank)
         backward_alone(alone, world)
-        torch.testing.assert_close(clip_norm(zero.module.parameters()), clip_norm(alone.parameters()), **ROUNDING)
+        found, expected = (clip_norm(m.parameters(), foreach=foreach) for m in (zero.module, alone))
+        torch.testing.assert_close(found, expected, **ROUNDING)
         assert zero.step()
         torch.optim.SGD(alone.parameters(), lr=0.5).step()
         assert_same(alone, zero, **ROUNDING)
