@@ -24,8 +24,8 @@ struct Level {
 };
 
 const Level& portable_level() noexcept;
-const Level& avx2_level() noexcept;    ///< x86-64 builds only
-const Level& avx512_level() noexcept;  ///< x86-64 builds only
+const Level& avx2_level() noexcept;    ///< only with RINGLET_X86_LEVELS
+const Level& avx512_level() noexcept;  ///< only with RINGLET_X86_LEVELS
 
 /// The levels that this processor can run, the best first; "portable" is the last.
 std::vector<const Level*> available_levels();

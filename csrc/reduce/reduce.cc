@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "reduce/level.h"
 
-#if defined(__x86_64__)
+#if defined(RINGLET_X86_LEVELS)
 #include <cpuid.h>
 #endif
 
@@ -19,7 +19,7 @@ constexpr const char* kVariable = "RINGLET_CPU_KERNELS";
 
 std::vector<const Level*> find_levels() {
   std::vector<const Level*> levels;
-#if defined(__x86_64__)
+#if defined(RINGLET_X86_LEVELS)
   __builtin_cpu_init();
   unsigned eax, ebx, ecx = 0, edx;  // older compilers cannot ask for f16c by name
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
