@@ -143,11 +143,11 @@ format: $(STAMPS)/lint
 
 # torch and its libraries come with torch, and so does the C++ runtime's place in the process: a second libstdc++ within
 # the wheel would not share exceptions with torch (docs/decisions/0069).
-wheel: $(STAMPS)/wheel $(STAMPS)/tools
+wheel: $(STAMPS)/wheel $(STAMPS)/tools $(STAMPS)/nvcc
 	$(SAY) "wheel"
 	@$(INSIDE); for version in $(TORCHES); do python csrc/bindings/fetch_torch.py $$version build/torch/$$version; done
 	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p $(DIST)
-	@$(INSIDE) RINGLET_TORCHES="$$(printf '%s:' $(TORCHES:%=$(CURDIR)/build/torch/%))" \
+	@$(INSIDE) CUDACXX="$$(cat $(STAMPS)/nvcc)" RINGLET_TORCHES="$$(printf '%s:' $(TORCHES:%=$(CURDIR)/build/torch/%))" \
 	  $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
 	@$(INSIDE) auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' -w $(DIST) build/wheel/*.whl
 
@@ -195,10 +195,20 @@ $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 	@$(INSIDE) cmake --version 2>/dev/null | awk '/version/ { split($$3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 20) }' || $(PIP) install -q cmake
 	@touch $@
 
-# Of an extra of pyproject.toml, whose versions are exact.
+# The packages of an extra of pyproject.toml, whose versions are exact.
+pinned = $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^$(1) = (.*)$$", open("pyproject.toml").read())[1]))')
+
 $(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/site $(STAMPS)/coverage: $(STAMPS)/tools pyproject.toml
 	$(SAY) "$(@F) tools"
-	@$(PIP) install -q --ignore-installed $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^$(@F) = (.*)$$", open("pyproject.toml").read())[1]))')
+	@$(PIP) install -q --ignore-installed $(call pinned,$(@F))
+	@touch $@
+
+# A wheel carries the GPU's part: this holds the path of a packaged nvcc, where the machine has none of its own.
+$(STAMPS)/nvcc: $(STAMPS)/tools pyproject.toml
+	@command -v nvcc > /dev/null || { \
+	  printf '\n== %s\n' "nvcc" && $(PIP) install -q $(call pinned,nvcc) && cd $(VENV)/lib/python*/site-packages/nvidia/cu13 && \
+	  ln -sfn lib lib64 && echo "$$PWD/bin/nvcc" > $(CURDIR)/$@; } || \
+	  echo "no nvcc to be had: the wheel will have no part for GPUs"
 	@touch $@
 
 # Readers of the GPU's machine code, for where an nvcc made some; without them that test skips itself.

@@ -35,6 +35,8 @@ class CMakeBuild(build_ext):
         configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), *self._generator()]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release", "-DRINGLET_BINDINGS=ON"]
         configure.append(f"-DRINGLET_TORCHES={';'.join(map(str, TORCHES))}")
+        if os.environ.get("CUDACXX"):  # CMake asks only in a new folder
+            configure.append(f"-DCMAKE_CUDA_COMPILER={os.environ['CUDACXX']}")
         subprocess.run(configure, check=True)
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         subprocess.run([cmake, "--build", str(BUILD), "--target", "ringlet_package", "-j", jobs], check=True)

@@ -7,28 +7,22 @@
 namespace ringlet::cuda {
 namespace {
 
-/// What it does beyond pull kernels'. An access of 8 bytes is one at system scope from sm_70 on.
+/// What it does beyond pull kernels'. Each 8 bytes of an access are one at system scope from sm_70 on.
 struct LowBlock : DeviceBlock {
+  static constexpr size_t kThreadsInOne = 1;
+  static constexpr unsigned kTurnsPerLook = cuda::kTurnsPerLook;
+
+  __device__ static constexpr size_t threads() { return kPullThreads; }
   __device__ static void put(uint64_t* word, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
-  /// False where the wait was over.
-  __device__ static bool flagged(const uint64_t* word, uint32_t flag, const PullWatch& watch, uint64_t failure,
-                                 uint64_t* value) {
-    uint64_t start = 0;
-    for (unsigned turn = 0;; ++turn) {
-      *value = peek(word);
-      if (static_cast<uint32_t>(*value >> 32) == flag) return true;
-      if (turn % kTurnsPerLook != 0) continue;
-      if (turn == 0) start = nanoseconds();
-      const uint64_t told = peek(&watch.end->told);
-      const bool on = told == 0 && peek(&watch.end->own) == 0 && (turn == 0 || peek(&watch.host->ended) == 0) &&
-                      static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(watch.budget);
-      if (on) continue;
-      fail<DeviceBlock>(watch, told != 0 ? pull_failure_of(rank_of(told), failure) : failure);
-      return false;
-    }
+  __device__ static void put_packet(uint64_t* at, uint64_t low, uint64_t high) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(low), "l"(high) : "memory");
   }
+  __device__ static void peek_packet(const uint64_t* at, uint64_t& low, uint64_t& high) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+  }
+  __device__ static void pause() {}
 };
 
 template <class E>

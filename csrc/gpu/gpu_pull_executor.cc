@@ -46,7 +46,7 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
     throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
                        std::to_string(setup_.world) + "; use NCCL");
   }
-  const size_t low = setup_.low_latency ? LowLayout::bytes() : 0;
+  const size_t low = setup_.low_latency ? low_layout().bytes() : 0;
   if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, setup_.world, 0, 0}.staging() + low) {
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
@@ -66,7 +66,7 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
 /// A group before may have left the same numbers in the region.
 void GpuPullExecutor::clear_flags() const {
   if (!setup_.low_latency) return;
-  const std::vector<std::byte> zeros(LowLayout::bytes());
+  const std::vector<std::byte> zeros(low_layout().bytes());
   std::byte* start = setup_.regions[static_cast<size_t>(setup_.rank)] + low_layout().start;
   check_device(device_, copies_.upload(start, zeros.data(), zeros.size()), "zeroing memory for peers");
 }
@@ -250,8 +250,9 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
 
 /// At the end of a region.
 LowLayout GpuPullExecutor::low_layout() const {
-  const size_t start = (setup_.region_bytes - LowLayout::bytes()) / PullLayout::kLine * PullLayout::kLine;
-  return {start, LowLayout::blocks_for(setup_.blocks, setup_.world), setup_.world};
+  const size_t bytes = LowLayout::make(0, setup_.blocks, setup_.world).bytes();
+  const size_t start = setup_.region_bytes < bytes ? 0 : setup_.region_bytes - bytes;
+  return LowLayout::make(start / PullLayout::kLine * PullLayout::kLine, setup_.blocks, setup_.world);
 }
 
 /// Of a call with an algorithm: the same on all ranks.
@@ -259,8 +260,8 @@ bool GpuPullExecutor::is_low_latency(const Call& call) const {
   if (!setup_.low_latency || call.algorithm != find_algorithm(Collective::all_reduce, kOneShot)) return false;
   const bool served = call.dtype == DType::float32 || call.dtype == DType::float16 || call.dtype == DType::bfloat16;
   const size_t bytes = call.count * element_size(call.dtype);
-  const auto most = static_cast<size_t>(low_layout().blocks) * LowLayout::kPieceBytes;
-  return served && (call.op == ReduceOp::sum || call.op == ReduceOp::avg) && bytes > 0 && bytes <= most;
+  return served && (call.op == ReduceOp::sum || call.op == ReduceOp::avg) && bytes > 0 &&
+         bytes <= low_layout().most_bytes();
 }
 
 void GpuPullExecutor::run_low_latency(const Call& call, void* stream) {
@@ -270,7 +271,9 @@ void GpuPullExecutor::run_low_latency(const Call& call, void* stream) {
   args.input = call.input;
   args.output = call.output;
   args.bytes = call.count * element_size(call.dtype);
-  args.blocks = static_cast<int>(ceil_div(args.bytes, LowLayout::kPieceBytes));
+  const size_t share = round_up(ceil_div(args.bytes, static_cast<size_t>(setup_.blocks)), LowLayout::kPacketBytes);
+  args.piece = std::min(std::max(share, LowLayout::kLeastPieceBytes), args.low.piece_bytes());
+  args.blocks = static_cast<int>(ceil_div(args.bytes, args.piece));
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   last_ = describe(call);
   check_device(device_, device_.low_latency(&args, call.dtype, call.op, stream), "launching a low-latency kernel");

@@ -31,6 +31,10 @@ inline std::function<void(const cuda::PullShared&)> before_split;
 /// What cuda/pull.cu's DeviceBlock is on the device.
 class HostBlock {
  public:
+  static constexpr size_t kThreadsInOne = kThreads;  // of the host
+  static constexpr unsigned kTurnsPerLook = 1;
+  static constexpr size_t threads() { return kThreads; }
+
   explicit HostBlock(int index) : index_(index) {}
 
   int index() const { return index_; }
@@ -93,20 +97,16 @@ class HostBlock {
   }
 
   static void put(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_relaxed); }
-  static bool flagged(const uint64_t* word, uint32_t flag, const cuda::PullWatch& watch, uint64_t failure,
-                      uint64_t* value) {
-    const uint64_t began = used_nanoseconds();
-    while ((*value = peek(word)) >> 32 != flag) {
-      const uint64_t told = load(&watch.end->told);
-      const bool ended = (load(&watch.end->own) | told | load(&watch.host->ended)) != 0;
-      if (ended || used_nanoseconds() - began > watch.budget) {
-        cuda::fail<HostBlock>(watch, told == 0 ? failure : cuda::pull_failure_of(cuda::rank_of(told), failure));
-        return false;
-      }
-      std::this_thread::yield();
-    }
-    return true;
+  static void put_packet(uint64_t* at, uint64_t low, uint64_t high) {
+    put(at + 1, high);  // a reader may see one half before the other
+    put(at, low);
   }
+  static void peek_packet(const uint64_t* at, uint64_t& low, uint64_t& high) {
+    low = peek(at);
+    high = peek(at + 1);
+  }
+  static uint64_t nanoseconds() { return used_nanoseconds(); }
+  static void pause() { std::this_thread::yield(); }
 
   /// Whether what is waited for has come.
   static bool arrives(const cuda::PullWait& one, const cuda::PullWatch& watch) {

@@ -26,6 +26,10 @@ struct Team {
 /// What cuda/pull.cu's DeviceBlock is on the device: one of these a thread.
 class TeamBlock {
  public:
+  static constexpr size_t kThreadsInOne = 1;  // of the host
+  static constexpr unsigned kTurnsPerLook = 1;
+  static constexpr size_t threads() { return kThreads; }
+
   TeamBlock(Team& team, int index, int thread) : team_(team), index_(index), thread_(thread) {}
 
   int index() const { return index_; }
@@ -67,10 +71,10 @@ class TeamBlock {
   static void store(uint64_t* word, uint64_t value) { Words::store(word, value); }
   static bool claim(uint64_t* word, uint64_t value) { return Words::claim(word, value); }
   static void put(uint64_t* word, uint64_t value) { Words::put(word, value); }
-  static bool flagged(const uint64_t* word, uint32_t flag, const cuda::PullWatch& watch, uint64_t failure,
-                      uint64_t* value) {
-    return Words::flagged(word, flag, watch, failure, value);
-  }
+  static void put_packet(uint64_t* at, uint64_t low, uint64_t high) { Words::put_packet(at, low, high); }
+  static void peek_packet(const uint64_t* at, uint64_t& low, uint64_t& high) { Words::peek_packet(at, low, high); }
+  static uint64_t nanoseconds() { return Words::nanoseconds(); }
+  static void pause() { Words::pause(); }
   template <class At>
   void publish(int count, At at, uint64_t value) {
     together();

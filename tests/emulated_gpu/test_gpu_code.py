@@ -119,15 +119,18 @@ def test_progress_is_acquired_and_released_across_devices(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_words_with_flags_are_whole(architecture):
-    """A peer must not see the flag without the message: one store of 8 bytes, and one load."""
+def test_packets_with_flags_are_whole_and_on_their_way_together(architecture):
+    """A peer must not see a flag without the message: one access has both. Eight ranks' packets are loaded before the
+    first is looked at. Fences are only where a block gives up, or tells another kernel of its call."""
     kernels = [body for name, body in machine_code(architecture).items() if "low_latency" in name]
     assert len(kernels) == 3
     for body in kernels:
-        used = opcodes(body)
-        for access in ("LDG?", "STG?"):
-            assert any(re.fullmatch(access + r"\.E\.64\.STRONG\.SYS", op) for op in used)
-            assert not any(re.fullmatch(access + r"\.E\.STRONG\.SYS", op) for op in used)
+        strong = " ".join(op for op in opcodes(body) if re.match(r"(LDG?|STG?|FADD|MEMBAR)\b", op))
+        assert len(re.findall(r"STG?\.E\.128\.STRONG\.SYS", strong)) == 1
+        loads = r"(?:LDG?\.E\.128\.STRONG\.SYS ?){8}"
+        assert len(re.findall(loads, strong)) == len(re.findall(r"LDG?\.E\.128\.STRONG\.SYS", strong)) / 8 == 1
+        between = re.search(r"STG?\.E\.128\.STRONG\.SYS(.*?)LDG?\.E\.128", strong)
+        assert between and "MEMBAR" not in between[1]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
