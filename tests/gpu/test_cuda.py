@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import subprocess
 import sys
 from datetime import timedelta
 
@@ -151,6 +152,15 @@ def contract(rank: int, world: int) -> None:
                 algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
                 run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
         checks.conclude()
+
+
+@through_peers
+def test_the_example():
+    """Of one rank, as there may be one GPU."""
+    command = [sys.executable, "-m", "ringlet", "run", "-n", "1", f"{EXAMPLES}/gpu.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "average 1.0, gradient " in done.stdout
 
 
 @in_threads
