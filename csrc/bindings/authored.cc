@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "bindings/arguments.h"
+#include "bindings/gil.h"
 #include "bindings/module.h"
 #include "engine/authored.h"
 #include "schedule/relabel.h"
@@ -35,7 +36,7 @@ PyObject* agreement = nullptr;  // Python's (ringlet/agreement.py): takes the gr
 void agree(Communicator& group, const Algorithm& algorithm, int root) {
   if (group.has_agreed_on(algorithm, root)) return;
   {
-    const py::gil_scoped_acquire locked;
+    const GilTaken locked;
     if (agreement == nullptr) throw InvalidUsage("ringlet is not imported: import ringlet before the first call");
     const py::handle agree_in_python(agreement);
     agree_in_python(py::cast(&group, py::return_value_policy::reference), index_of(algorithm), root);

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/c10d_backend.h"
+#include "bindings/gil.h"
 #include "bindings/log.h"
 #include "bindings/module.h"
 #include "bindings/registered_allocator.h"
@@ -59,7 +60,7 @@ void bind_c10d(py::module_& m) {
       .def_property_readonly(
           "bytes_received", [](const C10dBackend& backend) { return backend.group().bytes_received(); },
           "Bytes that this rank's collectives took in from peers, ever.")
-      .def("fail", &C10dBackend::fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
+      .def("fail", &C10dBackend::fail, py::arg("reason"), py::call_guard<GilReleased>(),
            "Poisons the group: ranks that wait in a call, and later calls, raise InvalidUsage with `reason`.")
       .def(
           "calls", [](const C10dBackend& backend) { return past_calls(backend.group()); },
@@ -80,8 +81,8 @@ void bind_c10d(py::module_& m) {
         return make_backend(store, name, {rank, size}, parse_carrier(transport), timeout);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("transport"),
-      py::call_guard<py::gil_scoped_release>());
-  m.def("close_backends", &close_backends, py::call_guard<py::gil_scoped_release>());
+      py::call_guard<GilReleased>());
+  m.def("close_backends", &close_backends, py::call_guard<GilReleased>());
   m.def("use_registered_allocator", &use_registered_allocator, py::arg("enabled"));
   m.def("begin_registered_tensors", &begin_registered_tensors);
   m.def("end_registered_tensors", &end_registered_tensors);

@@ -5,6 +5,7 @@
 //       output and input may be None, or lists (bindings/lists.h)
 //   message(group, tensor, peer, sending, timeout, async_op)
 #include <ATen/core/grad_mode.h>
+#include <cxxabi.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -17,6 +18,7 @@
 #include "bindings/arguments.h"
 #include "bindings/authored.h"
 #include "bindings/errors.h"
+#include "bindings/gil.h"
 #include "bindings/hold.h"
 #include "bindings/issue.h"
 #include "bindings/lists.h"
@@ -141,7 +143,7 @@ struct LetGoOfGil final : RuntimeHooks {
     if (!self.hold) self.hold.emplace({self.bound.output, self.bound.input});
     return PyEval_SaveThread();
   }
-  static void enter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+  static void enter(void* state) { take_gil_back(static_cast<PyThreadState*>(state)); }
 
   const Bound bound;
   mutable std::optional<MemoryHold> hold{};
@@ -154,7 +156,7 @@ bool keeps_gil(const Communicator& group, const Call& call) {
 void run(Communicator& group, const Call& call, const Bound& bound) {
   if (!keeps_gil(group, call)) {
     const MemoryHold hold({bound.output, bound.input});
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     group.run(call);
     return;
   }
@@ -168,13 +170,13 @@ std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_p
     const LetGoOfGil unlocking({});  // `keep` has the tensors
     return group.start(call, std::move(keep));
   }
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return group.start(call, std::move(keep));
 }
 
 PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   auto enqueued = std::make_shared<Enqueued>([&] {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     return enqueue(group, calls);
   }());
   if (calls.async) return py::cast(std::move(enqueued)).release().ptr();
@@ -209,7 +211,7 @@ PyObject* issue(Communicator& group, Issue&& issue, const at::Tensor* output, bo
   check_on_host(call);
   std::shared_ptr<Work> work;
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     async ? void(work = std::move(issue).start(group)) : issue.run(group);
   }
   if (!async) Py_RETURN_NONE;
@@ -302,7 +304,7 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
   }
   {
     const MemoryHold hold({&tensor});
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     group.run(message);
   }
   Py_RETURN_NONE;  // changes a reference count, and so needs the GIL
@@ -347,6 +349,8 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   }
   try {
     return act();
+  } catch (const abi::__forced_unwind&) {  // Python ends this thread, in a function of Python's that was called
+    throw;
   } catch (...) {
     set_python_error(std::current_exception());
   }

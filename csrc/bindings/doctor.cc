@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bindings/gil.h"
 #include "bindings/module.h"
 #include "gpu/gpu.h"
 #include "gpu/nccl_api.h"
@@ -46,7 +47,7 @@ py::dict kernels() {
 py::dict gpu() {
   GpuStatus status;
   {
-    const py::gil_scoped_release unlocked;  // the driver's start takes seconds
+    const GilReleased unlocked;  // the driver's start takes seconds
     status = gpu_status();
   }
   return py::dict(py::arg("state") = status.state, py::arg("detail") = status.detail, py::arg("advice") = status.advice,

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "bindings/arguments.h"
+#include "bindings/gil.h"
 #include "bindings/group_end.h"
 #include "bindings/log.h"
 #include "bindings/module.h"
@@ -86,7 +87,7 @@ bool done_of_old(W& work) {
 
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
-      .def("is_completed", &Work::test, py::call_guard<py::gil_scoped_release>(),
+      .def("is_completed", &Work::test, py::call_guard<GilReleased>(),
            "Whether the call is complete (well or not). Carries it on meanwhile, as far as it goes without a wait.")
       .def("done", &done_of_old<Work>)
       .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
@@ -94,7 +95,7 @@ void bind_work(py::module_& m) {
           "wait",
           [](Work& work, const py::object& timeout) {
             const milliseconds limit = wait_limit(timeout);
-            const py::gil_scoped_release unlocked;
+            const GilReleased unlocked;
             work.wait(limit);
           },
           py::arg("timeout") = py::none(),
@@ -114,7 +115,7 @@ void bind_work(py::module_& m) {
           [](const Enqueued& call, const py::object& timeout) {
             const milliseconds limit = wait_limit(timeout);
             const bool given = !timeout.is_none();
-            const py::gil_scoped_release unlocked;
+            const GilReleased unlocked;
             if (given) call.work->wait(limit);
             call.wait();
           },
@@ -128,15 +129,15 @@ void bind_work(py::module_& m) {
 void bind_group(py::module_& m) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Group")
       .def_static("join", &make_joined, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world"),
-                  py::arg("timeout"), py::arg("transport"), py::call_guard<py::gil_scoped_release>())
+                  py::arg("timeout"), py::arg("transport"), py::call_guard<GilReleased>())
       .def_static("threads", &make_threads, py::arg("name"), py::arg("rank"), py::arg("world"), py::arg("timeout"),
-                  py::call_guard<py::gil_scoped_release>())
+                  py::call_guard<GilReleased>())
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
       .def_property_readonly("hosts", &Communicator::host_of_rank)
       .def_property_readonly("schedule_hosts", &schedule_hosts)
-      .def("gpu_transport", &gpu_transport, py::arg("device"), py::call_guard<py::gil_scoped_release>())
+      .def("gpu_transport", &gpu_transport, py::arg("device"), py::call_guard<GilReleased>())
       .def("algorithm_for", &algorithm_for, py::arg("collective"), py::arg("nbytes"), py::arg("registered"))
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
@@ -151,8 +152,8 @@ void bind_group(py::module_& m) {
                              })
       .def_property("max_ctas", &Communicator::max_ctas, &Communicator::set_max_ctas)
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
-      .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
-      .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+      .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<GilReleased>())
+      .def("close", &Communicator::close, py::arg("patience"), py::call_guard<GilReleased>());
   bind_work(m);
 
   m.def(

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include "bindings/gil.h"
 #include "comm/communicator.h"
 
 namespace ringlet {
@@ -12,7 +13,7 @@ struct GroupEnd {
   void operator()(Communicator* group) const noexcept {
     PyThreadState* held = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
     Communicator::dispose(group);
-    if (held != nullptr) PyEval_RestoreThread(held);
+    if (held != nullptr) take_gil_back(held);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/interrupts.h"
 #include "base/system_call.h"
+#include "bindings/gil.h"
 
 namespace ringlet {
 namespace {
@@ -31,7 +32,7 @@ auto asked(const Act& act) {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const pybind11::error_already_set& error) {
-    const pybind11::gil_scoped_acquire locked;
+    const GilTaken locked;
     if (!error.matches(PyExc_Exception)) throw;
     refuse(error.what());
   } catch (const std::exception& error) {

@@ -511,5 +511,5 @@ def whole(value: Any, what: str) -> int:
     return number
 
 
-atexit.register(_C.end_interrupt_checks)  # the last: functions registered later run before it
+atexit.register(_C.python_ends)  # the last: functions registered later run before it
 atexit.register(finalize)

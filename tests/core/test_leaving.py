@@ -163,6 +163,29 @@ def closed_after_a_kill(rank, world, path):
     return _C.heap()["allocated_bytes"] - before
 
 
+@pytest.mark.parametrize("call", ["all_reduce(tensor)", "all_reduce(tensor, async_op=True).wait()", "_C.gpu_status()"])
+def test_python_may_end_beside_a_thread_that_calls(call):
+    """Python ends a thread that asks for its lock then, and in the midst of C++ that ended the process by SIGABRT."""
+    program = f"""
+import threading, time, torch, torch.distributed as dist, ringlet
+
+def call():
+    tensor = torch.ones(1 << 16)
+    while True:
+        try:
+            ringlet.{call}
+        except ringlet.Error:  # the group has been closed
+            pass
+
+ringlet.init(rank=0, world=1, store=dist.HashStore())
+for _ in range(6):
+    threading.Thread(target=call, daemon=True).start()
+time.sleep(0.2)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_killed_peer_holds_nothing(pool, tmp_path):
     outcome = pool.run(closed_after_a_kill, 2, str(tmp_path / "store"), join="nothing")[0]
     assert outcome.kind is None and outcome.value <= 0, outcome

@@ -1,0 +1,55 @@
+#include "bindings/gil.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+namespace ringlet {
+namespace {
+
+std::atomic<bool> ending{false};
+std::atomic<int> asking{0};
+thread_local bool ends_python = false;
+
+[[maybe_unused]] const bool forgotten_in_children = [] {  // there the threads that asked do not exist
+  ::pthread_atfork(nullptr, nullptr, [] { asking = 0; });
+  return true;
+}();
+
+[[noreturn]] void stay_away() {
+  while (true) ::pause();
+}
+
+PyGILState_STATE ensure() {
+  const AskForGil ask;
+  if (!ask.granted) stay_away();
+  return PyGILState_Ensure();
+}
+
+}  // namespace
+
+AskForGil::AskForGil() : granted((asking.fetch_add(1), !ending.load() || ends_python)) {
+  if (!granted) asking.fetch_sub(1);
+}
+
+AskForGil::~AskForGil() {
+  if (granted) asking.fetch_sub(1);
+}
+
+void take_gil_back(PyThreadState* state) noexcept {
+  const AskForGil ask;
+  if (!ask.granted) stay_away();
+  PyEval_RestoreThread(state);
+}
+
+GilTaken::GilTaken() : state_(ensure()) {}
+
+void python_ends() {
+  ends_python = ending = true;
+  const GilReleased unlocked;
+  while (asking.load() > 0) std::this_thread::yield();
+}
+
+}  // namespace ringlet
