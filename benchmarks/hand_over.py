@@ -27,7 +27,7 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.bench import report, results
+from ringlet.bench import report, repository, results
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call, table_line
 from ringlet.cli import outputs
@@ -120,7 +120,7 @@ def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
 
 def distance(rank: int) -> float:
     """Nanoseconds of a line between the two processors, there and back; rank 1 waits asleep."""
-    mine = _C.line_round_trip_ns(sorted(os.sched_getaffinity(0))[:2], 50) if rank == 0 else 0.0
+    mine = repository.module("machine_limit").line_ns() if rank == 0 else 0.0
     return agreed([mine])[0]
 
 

@@ -74,6 +74,11 @@ def measure(size: int) -> Cores:
     return Cores(size, line[0] / 1000, max(one[0] for one in written), copied, added)
 
 
+def line_ns() -> float:
+    """Nanoseconds of a line between the first two usable processors, there and back."""
+    return float(_run(_program(), *sorted(os.sched_getaffinity(0))[:2], "line", 50)[0])
+
+
 def _program() -> Path:
     """machine_limit.cc, compiled for this machine."""
     made = _SOURCE.parents[1] / "build" / "machine_limit"

@@ -26,8 +26,7 @@ from statistics import median
 import torch
 
 import ringlet
-from ringlet import _C
-from ringlet.bench import report, results
+from ringlet.bench import report, repository, results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
@@ -116,7 +115,7 @@ def measure(rank: int, path: str) -> None:
 
 def distance(rank: int) -> float:
     """Nanoseconds of a line between the two processors, there and back; rank 1 waits."""
-    found = _C.line_round_trip_ns(sorted(os.sched_getaffinity(0))[:2], 50) if rank == 0 else 0.0
+    found = repository.module("machine_limit").line_ns() if rank == 0 else 0.0
     told = torch.tensor([found], dtype=torch.float64)
     ringlet.broadcast(told, 0)
     return told.item()

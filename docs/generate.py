@@ -55,9 +55,8 @@ LIMITS = [
     (
         "kTimedCopyBytes",
         "engine/tuning.h",
-        "from this size on, copies into staging buffers are timed, and go past the cache while they are slow",
+        "from this size on, ranks try to write staging buffers past the cache, and do so where that is quicker",
     ),
-    ("kFastCopyBytesPerUs", "engine/tuning.h", "a copy of fewer bytes a microsecond is slow"),
     (
         "kStreamingBytes",
         "engine/tuning.h",

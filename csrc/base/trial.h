@@ -28,12 +28,13 @@ class Trial {
     unsigned settling;                 // uses before that: until the caches are as this way leaves them
     unsigned least_pause, most_pause;  // uses between two trials
     float clearly;                     // another way is taken if it costs less than this share
+    unsigned first_pause = 0;          // uses before the first trial; 0: least_pause
   };
 
   Trial() = default;  // of one way
-  /// Way 0 is the first that is used. `known`: ways of known cost are not tried.
-  Trial(int ways, const Terms& terms, const Costs& known = {kUnknown, kUnknown, kUnknown})
-      : terms_(terms), known_(known), costs_(known), ways_(ways), left_(terms.least_pause) {}
+  /// Way 0 is the first that is used.
+  Trial(int ways, const Terms& terms)
+      : terms_(terms), ways_(ways), left_(terms.first_pause != 0 ? terms.first_pause : terms.least_pause) {}
 
   /// Counts a use. Returns whether it is to be timed.
   bool times() {
@@ -55,7 +56,7 @@ class Trial {
 
   /// Whether the next use is one of a trial, or the first after it.
   bool is_trying_next() const { return ways_ > 1 && (left_ == 0 || is_trying()); }
-  bool is_due() const { return is_trying() && left_ == 0 && turn_after(turn_) == ways_; }
+  bool is_due() const { return is_trying() && left_ == 0 && turn_ + 1 == ways_; }
 
   const Costs& costs() const { return costs_; }
 
@@ -67,26 +68,21 @@ class Trial {
     if (turns) best_ = quickest;
     left_ = pause_after(costs);
     turn_ = kResting;
-    costs_ = known_;
+    costs_ = kNone;
   }
 
  private:
+  static constexpr Costs kNone{kUnknown, kUnknown, kUnknown};
   static constexpr int kResting = -1;
   static constexpr float kMostLost = 0.02F;  // of the time
 
   bool is_trying() const { return turn_ != kResting; }
 
-  int turn_after(int turn) const {
-    do ++turn;
-    while (turn < ways_ && known_[static_cast<size_t>((best_ + turn) % ways_)] != kUnknown);
-    return turn;
-  }
-
   /// In uses.
   unsigned pause_after(const Costs& costs) const {
     float lost = 0;  // in uses of the best way
     for (size_t way = 0; way < static_cast<size_t>(ways_); ++way) {
-      if (known_[way] != kUnknown || costs[way] == kUnknown) continue;
+      if (costs[way] == kUnknown) continue;
       const float times_best = costs[way] / costs[static_cast<size_t>(best_)];
       lost += static_cast<float>(terms_.samples + terms_.settling) * std::max(0.0F, times_best - 1);
     }
@@ -95,12 +91,12 @@ class Trial {
   }
 
   void next_way() {
-    turn_ = turn_after(turn_);
+    ++turn_;
     left_ = terms_.samples + (turn_ == 0 ? 0 : terms_.settling);  // the way in use is settled
   }
 
   Terms terms_{};
-  Costs known_{}, costs_{};
+  Costs costs_ = kNone;
   int ways_ = 1, best_ = 0;
   int turn_ = kResting;  // the way under trial, counted from the best
   unsigned left_ = 0;    // uses until the next way, or the next trial

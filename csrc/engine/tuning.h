@@ -26,11 +26,9 @@ struct Tuning {
   static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
   // Results of messages from this size on have left the cache before the caller reads them.
   static constexpr size_t kStreamingBytes = size_t{8} << 20;
-  // A copy of fewer bytes is over before it could be called slow (engine/pull/pull_executor.cc;
+  // With fewer bytes what is staged past the caches gains nothing (engine/pull/pull_executor.cc;
   // benchmarks/results/2026-11-26-amd-epyc-2-cores-short-copies.md).
   static constexpr size_t kTimedCopyBytes = size_t{4} << 10;
-  // benchmarks/results/2026-11-25-amd-epyc-2-cores-hand-over.md
-  static constexpr size_t kFastCopyBytesPerUs = size_t{4} << 10;
 
   size_t small_bytes = kSmallBytes;  ///< up to this size a message is staged even if registered
   size_t small_bytes_of_two = kSmallBytesOfTwo;
@@ -39,8 +37,7 @@ struct Tuning {
   size_t streaming_bytes =
       kStreamingBytes;  ///< from this size on results go past the cache, if nobody reads them again
   size_t hand_over_bytes = std::numeric_limits<size_t>::max();  ///< up to this size what a peer reads next is hinted
-  size_t timed_copy_bytes = kTimedCopyBytes;  ///< from this size on copies go past the cache while they are slow
-  size_t fast_copy_bytes_per_us = kFastCopyBytesPerUs;  ///< a copy of fewer bytes a microsecond is slow
+  size_t timed_copy_bytes = kTimedCopyBytes;  ///< from this size on the ranks try to stage past the caches
 
   size_t small(int world) const { return world == 2 ? small_bytes_of_two : small_bytes; }
 };
@@ -55,7 +52,6 @@ inline constexpr std::pair<std::string_view, size_t Tuning::*> kTuned[] = {
     {"streaming_bytes", &Tuning::streaming_bytes},
     {"hand_over_bytes", &Tuning::hand_over_bytes},
     {"timed_copy_bytes", &Tuning::timed_copy_bytes},
-    {"fast_copy_bytes_per_us", &Tuning::fast_copy_bytes_per_us},
 };
 
 }  // namespace ringlet

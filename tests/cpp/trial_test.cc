@@ -97,17 +97,12 @@ TEST(a_way_that_is_hardly_quicker_changes_nothing) {
   }
 }
 
-TEST(a_known_way_is_not_tried) {
-  Trial trial(2, {.samples = 4, .settling = 0, .least_pause = 16, .most_pause = 900, .clearly = 1},
-              {Trial::kUnknown, 3, Trial::kUnknown});
-  CHECK_EQ(uses(trial, 10 * (16 + 4), {2, 0}, 1), 0);
-  CHECK_EQ(uses(trial, 16 + 4, {6, 0}, 1), 0);
-  for (int trials = 0; trials < 3; ++trials) {
-    CHECK_EQ(uses(trial, 200, {6, 0}, 1), 200);  // four uses at twice the cost
-    CHECK_EQ(uses(trial, 4, {6, 0}, 0), 4);      // way 0 is tried again, and is still slow
-  }
-  CHECK_EQ(uses(trial, 200 + 4, {2, 0}, 0), 4);
-  CHECK_EQ(uses(trial, 16, {2, 0}, 0), 16);
+TEST(the_first_trial_may_come_early) {
+  Trial trial(2, {.samples = 4, .settling = 2, .least_pause = 500, .most_pause = 500, .clearly = 1, .first_pause = 20});
+  CHECK_EQ(uses(trial, 20 + 4, {5, 4}, 1), 0);
+  CHECK_EQ(uses(trial, 2 + 4, {5, 4}, 1), 6);
+  CHECK_EQ(uses(trial, 500, {5, 4}, 1), 500);  // way 1 is in use; all pauses are of one length
+  CHECK_EQ(uses(trial, 4 + 2 + 4, {5, 4}, 0), 6);
 }
 
 TEST(ranks_decide_alike) {

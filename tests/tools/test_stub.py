@@ -82,3 +82,12 @@ def test_members_are_those_of_the_class(name):
             assert of_class[member].fset is None, f"{member} can be set"
         else:
             assert not differ(node, getattr(getattr(_C, name), member)), member
+
+
+def test_what_programs_use_of_the_extension_is_there():
+    """Also programs that no test runs."""
+    root = STUB.parents[2]
+    files = [path for folder in ("python", "benchmarks", "examples", "docs") for path in (root / folder).rglob("*.py")]
+    used = {(path.name, name) for path in files for name in re.findall(r"(?<![\w.])_C\.(\w+)", path.read_text("utf-8"))}
+    assert len(used) > 50
+    assert {(path, name) for path, name in used if not hasattr(_C, name)} <= {("extension.py", "so")}

@@ -1,6 +1,7 @@
 #include "engine/pull/pull_executor.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 #include "base/partition.h"
@@ -16,19 +17,16 @@ constexpr uint64_t kFirstEpoch = 2;
 
 // A store to a line that another core has read waits until that core has given the line up. Between distant cores of an
 // AMD Zen 4 such stores hardly overlap, and are many times slower than the peer's reads. A store past the caches does
-// not wait, but the reader fetches the line from memory, which is slower than from a near core's cache. The reader's time
-// is not known here, so past the caches costs what a table says a fast copy takes, and a slow one is what costs more.
-// Each rank decides for itself (docs/decisions/0058-slow-stores-go-past-the-cache.md).
-constexpr int kCached = 0, kPast = 1;
-Trial copy_trial(const Tuning& tuning) {
-  constexpr Trial::Terms kTerms{.samples = 4, .settling = 0, .least_pause = 28, .most_pause = 1024, .clearly = 1};
-  if (tuning.fast_copy_bytes_per_us == 0) return {};  // no copy is slow
-  return {2, kTerms, {Trial::kUnknown, 1e3F / static_cast<float>(tuning.fast_copy_bytes_per_us), Trial::kUnknown}};
-}
+// not wait, but the reader fetches the line from memory, which is slower than from a near core's cache. So the ranks try
+// both for calls of like size, and each keeps what took it less time to stage and to combine, without its waits. Pauses
+// are of one length, so that all ranks try at the same calls (docs/decisions/0073-both-ways-to-copy-are-timed.md).
+constexpr int kPast = 1;
+constexpr Trial::Terms kCopyTerms{
+    .samples = 4, .settling = 2, .least_pause = 1024, .most_pause = 1024, .clearly = 0.95F, .first_pause = 64};
 
-/// Nanoseconds a byte, since then.
-double cost_since(Deadline::Clock::time_point began, size_t bytes) {
-  return std::chrono::duration<double, std::nano>(Deadline::Clock::now() - began).count() / static_cast<double>(bytes);
+/// Nanoseconds, since then.
+double nanoseconds_since(Deadline::Clock::time_point began) {
+  return std::chrono::duration<double, std::nano>(Deadline::Clock::now() - began).count();
 }
 
 }  // namespace
@@ -46,8 +44,8 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       quick_(2 * algorithms().size(), nullptr),
       inputs_(world_),
       outputs_(world_),
-      call_trials_(selector),
-      copy_trial_(copy_trial(tuning_)) {
+      call_trials_(selector) {
+  copy_trials_.fill(Trial(2, kCopyTerms));
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
   transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
 }
@@ -139,7 +137,9 @@ bool PullExecutor::proceed() {
         if (!run_segment()) return false;
         if (++segment_index_ == segments_) {
           if (timed_ != nullptr) [[unlikely]]
-            timed_->took(cost_since(began_, buffer_bytes(*call_, world_)));
+            timed_->took(nanoseconds_since(began_) / static_cast<double>(buffer_bytes(*call_, world_)));
+          if (timing_copies_) [[unlikely]]
+            copies_->took(spent_);
           call_ = nullptr;
           health_.calls().end();
           return true;
@@ -192,10 +192,20 @@ void PullExecutor::choose(bool readable) {
   segment_->width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan_->parts)));
   segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment_->width));
   segment_->whole = layout.divided() && segments_ == 1;
+  choose_copies();
   health_.calls().chosen(algorithm, plan_->in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(algorithm, limit);
   take_stages();
+}
+
+/// Whether what is staged goes past the caches.
+void PullExecutor::choose_copies() {
+  const size_t bytes = buffer_bytes(*call_, world_);
+  const bool tries = plan_->staging_buffers > 0 && hands_over_ && bytes >= tuning_.timed_copy_bytes;
+  copies_ = tries ? &copy_trials_[std::min<size_t>(std::bit_width(bytes), copy_trials_.size()) - 1] : nullptr;
+  timing_copies_ = tries && copies_->times();
+  spent_ = 0;
 }
 
 /// The selector's choice. It is kept, because most calls are like the call before, and reading the rules takes time.
@@ -392,11 +402,20 @@ NextReader PullExecutor::next_reader(const PlanStep& step, size_t bytes) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
   if (!published || !hands_over_) return NextReader::self;
-  const bool past = is_staging(step.to) && bytes >= tuning_.timed_copy_bytes && copy_trial_.way() == kPast;
+  const bool past =
+      is_staging(step.to) && copies_ != nullptr && bytes >= tuning_.timed_copy_bytes && copies_->way() == kPast;
   return past ? NextReader::nobody : NextReader::peer;
 }
 
 void PullExecutor::combine(const PlanStep& step) {
+  if (!timing_copies_) [[likely]]
+    return combine_now(step);
+  const auto began = Deadline::Clock::now();
+  combine_now(step);
+  spent_ += nanoseconds_since(began);
+}
+
+void PullExecutor::combine_now(const PlanStep& step) {
   const PullPlan& plan = *plan_;
   const Segment& segment = *segment_;
   const CallLayout& layout = segment.layout;
@@ -446,14 +465,7 @@ void PullExecutor::combine(const PlanStep& step) {
 /// A combination of one source, as it is.
 void PullExecutor::copy(const PlanStep& step, const ReduceArgs& args, size_t bytes) {
   const std::byte* const source = args.srcs[0];
-  if (hands_over_ && is_staging(step.to) && bytes >= tuning_.timed_copy_bytes) {
-    const bool timed = copy_trial_.times();
-    const auto began = timed ? Deadline::Clock::now() : Deadline::Clock::time_point{};
-    copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
-    if (timed) copy_trial_.took(cost_since(began, bytes));
-  } else if (source != args.dst) {
-    copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
-  }
+  if (source != args.dst) copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
   const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
   if (step.tee) copy_bytes(args.dst2, source, bytes, second);  // args.dst may have left the cache
 }
