@@ -242,7 +242,7 @@ class LowInterpreter : PullMeeting<Block> {
       }
       if (missing < 0) return true;
       if (turn % Block::kTurnsPerLook == Block::kTurnsPerLook - 1 && !waits_on(missing, start)) return false;
-      if (i == 0 && turn == kTellAt) tell();
+      if (i == 0 && turn >= kTellAt && turn % Block::kTurnsPerLook == 0) tell();
     }
   }
 
@@ -268,18 +268,22 @@ class LowInterpreter : PullMeeting<Block> {
     return on;
   }
 
-  /// To peers whose kernel waits for this rank's progress. One thread does, so that no other need come.
+  /// To peers whose kernel may wait for this rank's progress. Who has not ended the call before the last still compares
+  /// what that one was, which lies in the same place. One thread does, so that no other need come.
   RINGLET_BOTH void tell() {
     RINGLET_ROLL
-    for (int q = 0; q < args_.world; ++q) *Meeting::call(q, args_.rank) = args_.call;
-    RINGLET_ROLL
     for (int q = 0; q < args_.world; ++q) {
+      const bool ended = epoch_ == 0 || block_.load(Meeting::progress(args_.rank, q)) >= (epoch_ - 1) << 16;
+      if (!ended || (told_ >> q & 1) != 0) continue;
+      *Meeting::call(q, args_.rank) = args_.call;
       block_.store(Meeting::progress(q, args_.rank), (epoch_ << 16) + Meeting::kReady);
+      told_ |= uint32_t{1} << q;
     }
   }
 
   const LowArgs& args_;
   uint64_t number_ = 0;  // of this block's call
+  uint32_t told_ = 0;    // a bit for each peer
   size_t begin_ = 0, bytes_ = 0, packets_ = 0;
 };
 

@@ -428,6 +428,22 @@ TEST_EACH(words_with_flags_one_after_another, bool teams, false, true) {
   for (const AllTensors& each : all) each.check(" after others");
 }
 
+/// A rank that waits for long tells what it calls, but not in place of a call that a late rank has still to compare: a
+/// root of broadcasts is two calls ahead before others begin.
+TEST(words_with_flags_wait_for_a_late_rank) {
+  World world = world_of(Kind::low_latency, 2);
+  Case broadcast{find_algorithm(Collective::broadcast, "star"), 2, 100, DType::float32};
+  broadcast.seed = 1;  // the root's rank
+  launches[0].push_back([] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });
+  std::vector<AllTensors> all;
+  for (const Case& c : {broadcast, broadcast, Case{all_reduce("one_shot"), 2, 100, DType::float32}, broadcast}) {
+    all.emplace_back(c).enqueue(world);
+  }
+  execute();
+  world.check();
+  for (const AllTensors& each : all) each.check(" with a late rank");
+}
+
 /// Other dtypes, operations, algorithms and sizes go by a plan.
 TEST(what_words_with_flags_serve) {
   World world = world_of(Kind::low_latency, 2);
