@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "bindings/arguments.h"
+#include "bindings/gil.h"
 #include "bindings/profiled.h"
 #include "engine/selector.h"
 
@@ -99,6 +100,7 @@ void C10dBackend::Issue::check_results(int rank, int world) const {
 }
 
 C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
+  const ComesBackToTorch comes_back;
   issue.check_results(getRank(), getSize());
   for (Issue::Step& step : issue.steps) {
     if (step.call.collective == Collective::all_reduce) {

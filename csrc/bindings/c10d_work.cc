@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/interrupts.h"
+#include "bindings/gil.h"
 #include "comm/messenger.h"
 
 namespace ringlet {
@@ -105,6 +106,7 @@ bool C10dWork::isCompleted() {
 }
 
 bool C10dWork::wait(std::chrono::milliseconds timeout) {
+  const ComesBackToTorch comes_back;
   if (device_) return wait_on_device(timeout);
   const Deadline deadline = Deadline::after(timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout);
   assist(deadline);

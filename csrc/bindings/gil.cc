@@ -46,6 +46,10 @@ void take_gil_back(PyThreadState* state) noexcept {
 
 GilTaken::GilTaken() : state_(ensure()) {}
 
+ComesBackToTorch::~ComesBackToTorch() {
+  if (ending.load() && !ends_python && PyGILState_GetThisThreadState() != nullptr) stay_away();
+}
+
 void python_ends() {
   ends_python = ending = true;
   const GilReleased unlocked;

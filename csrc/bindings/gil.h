@@ -47,6 +47,15 @@ class GilTaken {
   const PyGILState_STATE state_;
 };
 
+/// In what torch's own bindings call without the lock, which they take back behind it, as they do. Stays away where Python
+/// has begun to end; it may still begin in the moment before torch asks.
+struct ComesBackToTorch {
+  ComesBackToTorch() = default;
+  ~ComesBackToTorch();
+  ComesBackToTorch(const ComesBackToTorch&) = delete;
+  ComesBackToTorch& operator=(const ComesBackToTorch&) = delete;
+};
+
 /// By the thread that ends Python, which has the lock. From here on no other thread gets it.
 void python_ends();
 
