@@ -270,13 +270,15 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
     return;
   }
   for (const Watch& each : watches) {
-    if (each.pipe->ended()) continue;  // its descriptor would end this and every later sleep at once
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
+    const auto* socket = ring == nullptr ? static_cast<const SocketPipe*>(each.pipe) : nullptr;
+    // Its descriptor would end this and every later sleep at once. An end that the caller has not seen yet may.
+    if (socket != nullptr ? socket->known_to_have_ended() : ring->ended()) continue;
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
     const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
     watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's only shows the end of the peer's process
     if (ring != nullptr) rings[static_cast<size_t>(ring->kind())] = true;
-    if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
+    if (socket != nullptr && examine) socket->examine();
   }
   for (const ConnectionKind each : kConnectionKinds) {
     if (rings[static_cast<size_t>(each)]) watched.push_back({state_->wakeup(each), POLLIN, 0});

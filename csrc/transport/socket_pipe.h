@@ -25,6 +25,8 @@ class SocketPipe final : public Pipe {
   void drop(size_t bytes) noexcept override;
   /// The socket has ended. Bytes that peek() or read() has read ahead may be unread.
   bool ended() const noexcept override;
+  /// Whether a call has found so before; this one looks at nothing.
+  bool known_to_have_ended() const noexcept { return end_.load(std::memory_order_relaxed) != 0; }
   std::string why_ended() const override;
   bool memory_gone() const noexcept override;
   void finish() noexcept override;
