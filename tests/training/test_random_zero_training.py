@@ -51,6 +51,7 @@ class Training:
         self.window["max_norm"] = lot.choice((None, None, 0.3))
         self.hooked = lot.random() < 0.3
         self.numbers = self.saves = self.steps = 0
+        self.wrote = False  # since the last forward of the root, which takes what was written
         self.close = ROUGH if self.low or self.cast else CLOSE
         self.watch(self.twin)
         self.begin(self.equal_on_rank_0())
@@ -93,7 +94,7 @@ class Training:
     def draw_plan(self) -> dict[str, Any]:
         count = len(self.twin.parts)
         plan = {"without": self.lot.sample(range(count), self.lot.choice((0, 0, 1)) % count), "count": True}
-        plan["directly"] = self.lot.random() < 0.1
+        plan["directly"] = self.lot.random() < 0.1 and not self.wrote
         if self.lot.random() < 0.2:
             plan["order"] = self.lot.sample(range(count), count)
         plan["penalty"] = self.lot.random() < 0.15 and self.twin.has_second_derivatives and not self.low
@@ -106,6 +107,7 @@ class Training:
                 logits = module.head(torch.tanh(module.embedding(tokens)))
             else:
                 logits = logits_of(module(tokens, plan))
+                self.wrote = self.wrote and module is not self.zero.module
         loss = functional.cross_entropy(logits.double(), targets)
         if plan.get("penalty") and "entered" in plan and torch.is_grad_enabled():
             (slope,) = torch.autograd.grad(logits.sum(), plan["entered"], create_graph=True)
@@ -229,6 +231,7 @@ class Training:
         """Outside of gathered(), by all ranks, into parameters that are whole."""
         pairs = list(zip(self.zero.module.parameters(), self.twin.parameters(), strict=True))
         pairs = [(p, twin) for p, twin in pairs if not isinstance(p, Released) and p.is_floating_point()]
+        self.wrote = True
         for both in self.lot.sample(pairs, self.lot.randint(0, len(pairs))):
             way = self.lot.choice(("in place", "data in place", "clipped", "other memory", "turned"))
             for p in both:
@@ -336,6 +339,8 @@ class Training:
         """A loss on the parameters themselves, whose backward comes when they are gone again."""
         if self.window["accumulate"] > 1:
             return
+        if self.wrote:
+            self.forget_loss()
         with self.zero.gathered():
             loss = sum(p.square().sum() for p in self.zero.module.parameters() if p.requires_grad)
         loss.backward()

@@ -116,7 +116,7 @@ class Changes:
         finally:
             self._gathering = False
             if self._residency is not None:
-                self._residency.let_go_all(kept)
+                self._residency.let_go_all(bool(kept))
 
     @torch.no_grad()
     def _keep(self, changed: list[tuple[nn.Parameter, bool]], kept: list[nn.Parameter]) -> None:

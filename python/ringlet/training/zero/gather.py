@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -115,7 +115,7 @@ class Residency:
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._usual_pools = self.pools
         self._held: Any = None  # while all are: the hooks on what autograd saves
-        self._updates = dict.fromkeys(flats, 0)
+        self._updates = 0
         self._traffic = traffic
         self._files = files
         self._on_backward = on_backward
@@ -181,8 +181,7 @@ class Residency:
         self._drop_interrupted()
         self.release_all()
         self._refuse_aliases()
-        for flat in self.flats:
-            self._updates[flat] += 1
+        self._updates += 1
 
     def hold_all(self) -> None:
         """Makes every unit whole, and every parameter usable, until `let_go_all`, in buffers beside the usual ones."""
@@ -203,12 +202,11 @@ class Residency:
         """The buffer of a whole unit."""
         return self._whole[flat].buffer
 
-    def let_go_all(self, changed: Iterable[nn.Parameter]) -> None:
-        """Ends `hold_all`. `changed`: whose values differ from those that autograd saved."""
+    def let_go_all(self, changed: bool) -> None:
+        """Ends `hold_all`. `changed`: some values differ from those that autograd saved."""
         self._held.__exit__()
-        changed = set(changed)
+        self._updates += changed
         for flat in self.flats:
-            self._updates[flat] += any(slot.parameter in changed for slot in flat.unit.slots)
             for slot in flat.unit.slots:
                 self._take_back(slot)
             self._whole[flat].uses -= 1
@@ -323,16 +321,15 @@ class Residency:
         if flat is None:
             return outer[0](tensor) if outer is not None else tensor
         offset = (_address(tensor) - _address(self._whole[flat].buffer)) // tensor.element_size()
-        return _Saved(flat, self._updates[flat], tensor.dtype, offset, tensor.size(), tensor.stride())
+        return _Saved(flat, self._updates, tensor.dtype, offset, tensor.size(), tensor.stride())
 
     def _unpack(self, saved: Any, outer: Any) -> torch.Tensor:
         if not isinstance(saved, _Saved):
             return outer[1](saved) if outer is not None else saved
-        if saved.updates != self._updates[saved.flat]:
+        if saved.updates != self._updates:
             names = ", ".join(slot.name for slot in saved.flat.unit.slots)
             raise InvalidUsage(
-                f"backward() after step() has updated parameters that it needs ({names}), or a write inside gathered() "
-                "has: call backward() before"
+                f"backward() after step() has updated parameters that it needs ({names}): call backward() before step()"
             )
         if in_backward():
             self._on_backward()

@@ -343,7 +343,7 @@ class Zero(ShardReduction):
             self._residency.hold_all()
             slots = [slot for flat in self._in_shards for slot in flat.unit.slots]
             whole = [(slot.parameter, slot.parameter.detach().clone()) for slot in slots]
-            self._residency.let_go_all(())
+            self._residency.let_go_all(False)
             for parameter, values in whole:
                 restore(parameter, values)
             self._residency = None
