@@ -106,7 +106,7 @@ class LowInterpreter : PullMeeting<Block> {
 
   static constexpr size_t kHead = LowLayout::kHead / 2;           // packets
   static constexpr int kAtOnce = 8;                               // peers whose packets are on their way together
-  static constexpr unsigned kTellAt = 64 * Block::kTurnsPerLook;  // turns of a wait: about 30 us
+  static constexpr unsigned kTellAt = 64 * Block::kTurnsPerLook;  // turns of a wait
   static constexpr size_t kSequence = 2;                          // of the packets of what is called
 
   using Sums = Values<E, Op, LowLayout::kPacketBytes / sizeof(typename E::Bits)>;
