@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ringlet import _C
 from ringlet.schedule import algorithms, schedule
-from ringlet.schedule.closed_forms import CLOSED_FORMS
+from ringlet.schedule.closed_forms import CLOSED_FORMS, shown
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.draw import side_by_side
@@ -179,7 +179,7 @@ def _algorithms(rows: list[tuple[str, str]], with_collective: bool) -> str:
     for algorithm, collective in rows:
         proofs = [prove(schedule(algorithm, collective, world=world)) for world in WORLDS]
         form = CLOSED_FORMS[algorithm, collective]
-        cells = [f"`{algorithm}`", form.rounds_text, form.sent_text, *_proved(proofs, collective in REDUCTIONS)]
+        cells = [f"`{algorithm}`", shown(form.rounds), shown(form.sent), *_proved(proofs, collective in REDUCTIONS)]
         lines.append([f"`{collective}`", *cells] if with_collective else cells)
     return _table(lines)
 

@@ -13,8 +13,7 @@ import ringlet
 from ringlet.cli.main import main
 from ringlet.schedule import Schedule
 from ringlet.schedule.cost import Machine, counts
-from ringlet.schedule.draw import svg, text
-from ringlet.schedule.draw_overview import overview
+from ringlet.schedule.draw import picture, svg, text
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
 
@@ -117,14 +116,6 @@ def test_text_picture_of_the_ring_fills_chunk_by_chunk():
     assert lines[-1].split() == ["████"] * 4
 
 
-def test_relative_program_form_is_one_program_or_refused():
-    program = text(ringlet.schedule("ring", world=5), relative_program=True).splitlines()
-    assert program[2] == "round 0  send [r-1] to r+1, reduce [r-2] from r-1"
-    assert "rank r+1" in svg(ringlet.schedule("circulant", world=5), relative_program=True)
-    with pytest.raises(ValueError, match="ranks 0 and 1 take different steps"):
-        svg(ringlet.schedule("butterfly", world=4), relative_program=True)
-
-
 def test_prove_command_prints_a_table_and_writes_json(tmp_path, capsys):
     report = tmp_path / "proofs.json"
     assert main(("prove", "--worlds", "1-5,8", "--algorithm", "ring,butterfly", "--json", str(report))) == 0
@@ -140,22 +131,22 @@ def test_prove_command_prints_a_table_and_writes_json(tmp_path, capsys):
 
 
 def test_a_picture_of_many_ranks_shows_ranks(tmp_path, capsys):
-    picture = tmp_path / "ring.svg"
-    assert main(("draw", "ring", "--world", "40", "-o", str(picture))) == 0
+    file = tmp_path / "ring.svg"
+    assert main(("draw", "ring", "--world", "40", "-o", str(file))) == 0
     assert "one bar for each rank (--force draws every chunk)" in capsys.readouterr().out
-    assert picture.stat().st_size < 1 << 20
-    drawn = xml.etree.ElementTree.parse(picture).getroot()
-    paths = [element.get("d") for element in drawn.iter("{http://www.w3.org/2000/svg}path")]
-    assert len(paths) == 2 * 79 + 78, "two for the bars of each frame, one for the messages of each round"
-    assert paths[0].count("M") == paths[2 * 79].count("M") == 40
+    assert file.stat().st_size < 1 << 20
+    drawn = xml.etree.ElementTree.parse(file).getroot()
+    messages = [e.get("d") for e in drawn.iter("{http://www.w3.org/2000/svg}path") if e.get("stroke") == "#D55E00"]
+    assert [path.count("M") for path in messages] == [40] * 78, "one path for the messages of each round"
 
-    assert main(("draw", "ring", "--world", "20", "-o", str(picture), "--force")) == 0
-    assert picture.read_text(encoding="utf-8") == ringlet.schedule("ring", world=20).svg()
+    assert main(("draw", "ring", "--world", "20", "-o", str(file), "--force")) == 0
+    assert file.read_text(encoding="utf-8") == ringlet.schedule("ring", world=20).svg()
 
 
-def test_an_overview_fills_ranks_as_their_chunks_fill():
-    paths = re.findall(r'<path d="([^"]*)" fill="#0072B2"', overview(ringlet.schedule("ring", world=4)))
-    heights = [[float(height) for height in re.findall(r"v-([\d.]+)", path)] for path in paths]
+def test_an_overview_fills_ranks_as_their_chunks_fill(monkeypatch):
+    monkeypatch.setattr("ringlet.schedule.draw.MOST_BOXES_OF_CHUNKS", 0)
+    paths = re.findall(r'<path d="([^"]*)" fill="#0072B2"', picture(ringlet.schedule("ring", world=4)))
+    heights = [[float(height) for height in re.findall(r"v([\d.]+)", path)] for path in paths]
     assert heights[0] == [4.0] * 4 and heights[-1] == [16.0] * 4, "a contribution of four, then all"
     assert all(after >= before for before, after in itertools.pairwise(map(sum, heights)))
 

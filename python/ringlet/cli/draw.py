@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from ringlet.cli import algorithm_files, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule, schedule
-from ringlet.schedule.draw import svg, text
-from ringlet.schedule.draw_overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
+from ringlet.schedule.draw import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.prove import well_formed
 
 FORMATS = (".svg", ".txt", ".json", ".xml")
@@ -33,8 +33,6 @@ def add_to(commands: Any) -> None:
     options.add(size, "world", default="4")  # text: argparse then sees that 4 was given, beside --hosts
     options.add(size, "hosts")
     options.add(parser, "root")
-    parser.add_argument("--relative", dest="relative_program", action="store_true",
-        help="show the steps of any rank r, if all ranks take the same steps")  # fmt: skip
     options.add(parser, "output", type=options.file(*FORMATS),
         help="write a picture to FILE.svg, its text to FILE.txt, or the schedule to FILE.json or FILE.xml")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
@@ -57,7 +55,7 @@ def draw_command(args: argparse.Namespace) -> int:
         if args.output:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
         else:
-            print(text(drawn, relative_program=args.relative_program), end="")
+            print(drawn.text(), end="")
     except (ValueError, NotImplementedError) as error:
         raise InvalidUsage(str(error)) from error
     return 0
@@ -70,13 +68,9 @@ def _require_readable(readable: bool, what: str) -> None:
 
 def _write(args: argparse.Namespace, drawn: Schedule) -> str:
     """Writes the picture in the format of the file's ending; returns what to say about it."""
-    makers = {".txt": lambda one: text(one, relative_program=args.relative_program)}
-    makers |= {".json": Schedule.json, ".xml": Schedule.xml}
-    if maker := makers.get(args.output.suffix.lower()):
-        args.output.write_text(maker(drawn), encoding="utf-8")
-        return ""
-    whole = args.force or args.relative_program or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
-    args.output.write_text(
-        svg(drawn, relative_program=args.relative_program) if whole else picture(drawn), encoding="utf-8"
-    )
-    return "" if whole else ", one bar for each rank (--force draws every chunk)"
+    whole = args.force or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
+    ending = args.output.suffix.lower()
+    of_svg: Callable[[Schedule], str] = Schedule.svg if whole else picture
+    makers = {".svg": of_svg, ".txt": Schedule.text, ".json": Schedule.json, ".xml": Schedule.xml}
+    args.output.write_text(makers[ending](drawn), encoding="utf-8")
+    return "" if whole or ending != ".svg" else ", one bar for each rank (--force draws every chunk)"

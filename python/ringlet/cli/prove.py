@@ -14,7 +14,7 @@ from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
 from ringlet.schedule import Algorithm, ScheduleError, msccl
-from ringlet.schedule.closed_forms import CLOSED_FORMS
+from ringlet.schedule.closed_forms import CLOSED_FORMS, shown
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.prove import Proof, prove_all
 
@@ -121,8 +121,8 @@ def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
             algorithm,
             collective,
             ranges({p.world for p in group}),
-            form.rounds_text if form else _span([p.rounds for p in group]),
-            form.sent_text if form else _span([p.sent for p in group]) + " S",
+            shown(form.rounds) if form else _span([p.rounds for p in group]),
+            shown(form.sent) if form else _span([p.sent for p in group]) + " S",
             _span([p.depth for p in group]) if summed else "-",
             _span([p.trees for p in group]) if summed else "-",
             "yes" if summed else "-",

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-from ringlet.schedule import cost, draw, draw_overview, files, msccl, prove
+from ringlet.schedule import cost, draw, files, msccl, prove
 from ringlet.schedule.data import Round, Schedule, ScheduleError, Step, copy, recv, reduce, send
 from ringlet.schedule.registry import Algorithm, algorithms, load, schedule
 
@@ -41,7 +41,7 @@ for _name, _method in {
     "text": draw.text,
     "json": files.to_json,
     "xml": msccl.to_xml,
-    "_repr_svg_": draw_overview.notebook_picture,
+    "_repr_svg_": draw.notebook_picture,
 }.items():
     setattr(Schedule, _name, _method)
 

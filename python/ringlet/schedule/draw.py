@@ -1,69 +1,63 @@
 """Pictures of schedules: ranks from left to right, rounds from top to bottom.
 
 A box is a chunk. Its colour says which chunk, its filling how many ranks' contributions are in it. If there is only one
-chunk, it has a stripe for each rank's contribution instead. Arrows are transfers. Colours and lines are visible on
-light and on dark backgrounds, and the same schedule always gives the same bytes.
+chunk, it has a stripe for each rank's contribution instead. Arrows are transfers. If there are too many chunks, a box
+is a whole rank. Colours and lines are visible on light and on dark backgrounds, and the same schedule always gives the
+same bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from html import escape
 
 from ringlet.schedule.cost import counts
-from ringlet.schedule.data import Schedule
-from ringlet.schedule.frames import Content, Frames, Transfer, frames_of
-from ringlet.schedule.relative_program import program_of_any_rank, relative
+from ringlet.schedule.data import Schedule, ScheduleError
+from ringlet.schedule.frames import Content, Frames, frames_of
 
 GREY = "#808a96"
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 LEVELS = "·▁▂▃▄▅▆▇█"
 CELL_WIDTH = 28
+MOST_BOXES, MOST_BOXES_OF_CHUNKS = 5_000_000, 10_000  # of a picture; of one with a box for each chunk
+_BAR, _ARROW = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart
 
 
-def svg(schedule: Schedule, relative_program: bool = False) -> str:
-    """The picture as an SVG document; ScheduleError if the schedule cannot run.
-
-    `relative_program`: ranks and chunks are counted from r, and others' arrows are pale; ValueError if ranks differ.
-    """
-    if relative_program:
-        program_of_any_rank(schedule)
-    return _document(_Layout(frames_of(schedule)), relative_program)
+def svg(schedule: Schedule) -> str:
+    """The picture with every chunk, as an SVG document; ScheduleError if the schedule cannot run."""
+    return _Picture(frames_of(schedule)).document()
 
 
 def side_by_side(schedules: Sequence[Schedule]) -> str:
     """One SVG document with the schedules' pictures from left to right, all as high as the highest."""
     scenes = [frames_of(schedule) for schedule in schedules]
-    height = max(_Layout(scene).height for scene in scenes)
-    layouts = [_Layout(scene, height) for scene in scenes]
+    height = max(_Picture(scene).height for scene in scenes)
     parts, width = [], 0.0
-    for layout in layouts:
-        parts.append(_document(layout, relative_program=False, x=width))
-        width += layout.width + 40
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width - 40:g} {height:g}" role="img">'
-    return "\n".join([head, *(part.rstrip("\n") for part in parts), "</svg>", ""])
+    for picture in (_Picture(scene, height) for scene in scenes):
+        parts.append(picture.document(x=width))
+        width += picture.width + 40
+    return document(width - 40, height, "".join(parts).splitlines())
 
 
-def _document(layout: _Layout, relative_program: bool, x: float = 0.0) -> str:
-    lines = _frame_lines(layout)
-    for transfer in layout.scene.transfers:
-        pale = relative_program and 0 not in (transfer.source, transfer.target)
-        lines += _arrow(layout, transfer, 0.15 if pale else 0.9)
-    title, subtitle = caption(layout.scene.schedule)
-    subtitle += "; ranks and chunks counted from r" if relative_program else ""
-    place = f'x="{x:g}" ' if x else ""
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {place}viewBox="0 0 {layout.width:g} {layout.height:g}" '
-        f'width="{layout.width:g}" height="{layout.height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
-    )
-    texts = [
-        f"<title>{title}: {subtitle}</title>",
-        f'<text x="{layout.left:g}" y="24" font-size="17" font-weight="600">{title}</text>',
-        f'<text x="{layout.left:g}" y="43" font-size="12">{subtitle}</text>',
-    ]
-    return "\n".join([head, *texts, *_labels(layout, relative_program), *lines, "</svg>", ""])
+def picture(schedule: Schedule) -> str:
+    """The picture as an SVG document: with every chunk, or with a bar for each rank if there are too many."""
+    return svg(schedule) if boxes(schedule) <= MOST_BOXES_OF_CHUNKS else _Overview(frames_of(schedule)).document()
+
+
+def notebook_picture(schedule: Schedule) -> str | None:
+    """The picture, for notebooks; None, so that they show the text, if it is too large or the schedule is wrong."""
+    try:
+        return picture(schedule) if boxes(schedule) <= MOST_BOXES else None
+    except ScheduleError:
+        return None
+
+
+def boxes(schedule: Schedule) -> int:
+    """The number of boxes in the picture with every chunk."""
+    return (schedule.rounds + 1) * schedule.world * (schedule.world if schedule.parts == 1 else schedule.parts)
 
 
 def caption(schedule: Schedule) -> tuple[str, str]:
@@ -80,45 +74,63 @@ def colours(count: int) -> list[str]:
     return [_oklch(0.70, 0.14, 2 * math.pi * (i / max(count, 1) + 0.07)) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class _Box:
-    """The position of a box, in the picture's units."""
+def document(width: float, height: float, lines: Iterable[str], title: str = "", x: float = 0.0) -> str:
+    """An SVG document of these lines. x: of its left side, if it stands in another one."""
+    place = f'x="{x:g}" ' if x else ""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {place}viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
+    )
+    return "\n".join([head, *([f"<title>{escape(title)}</title>"] if title else []), *lines, "</svg>", ""])
 
-    x: float
-    y: float
-    width: float
-    height: float
+
+def label(x: float, y: float, what: str, size: float, style: str = "") -> str:
+    """A text of an SVG document."""
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}"{style and " "}{style}>{escape(what)}</text>'
 
 
-class _Layout:
-    """Computes all positions."""
+_BOLD, _MIDDLE = 'font-weight="600"', 'text-anchor="middle"'
 
-    left = 74.0
-    top = 92.0
+
+class _Picture:
+    """Every chunk. A panel is a rank at a moment; arrows go between panels."""
+
+    left, top = 74.0, 92.0
     gap = 26.0  # between columns
     pad = 7.0  # between a panel's edge and its boxes
     box_height = 26.0
+    told = ""  # beside the numbers
 
     def __init__(self, scene: Frames, height: float | None = None):
         """`height`: of the whole picture, at least what it is without; rounds stand further apart."""
-        self.scene = scene
-        schedule = scene.schedule
-        self.boxes = schedule.world if scene.by_rank else schedule.parts
-        self.box_width = min(16.0, max(4.0, 180.0 / self.boxes)) if self.boxes > 1 else 34.0
-        self.space = 0.0 if scene.by_rank else min(3.0, self.box_width / 4)
-        # all_to_all's blocks to give stand apart from the blocks it gets.
-        self.divide = 10.0 if schedule.collective == "all_to_all" else 0.0
-        inner = self.boxes * (self.box_width + self.space) - self.space + self.divide
-        self.panel_width = inner + 2 * self.pad
+        self.scene, self.schedule = scene, scene.schedule
+        self.arrange()
         self.panel_height = self.box_height + 2 * self.pad
-        self.between = 50.0 + min(30.0, 2.0 * schedule.world)  # between rows
-        self.width = self.left + schedule.world * (self.panel_width + self.gap) - self.gap + 16
         rounds = len(scene.frames) - 1
         if height is not None and rounds > 0:
             self.between = (height - 16 - self.panel_height - self.top) / rounds - self.panel_height
+        self.width = self.column(self.schedule.world) - self.gap + 16
         self.height = self.row(rounds) + self.panel_height + 16
-        origins = schedule.world if scene.by_rank or schedule.collective == "all_to_all" else schedule.parts
+
+    def arrange(self) -> None:
+        schedule, by_rank = self.schedule, self.scene.by_rank
+        self.boxes = schedule.world if by_rank else schedule.parts
+        self.box_width = min(16.0, max(4.0, 180.0 / self.boxes)) if self.boxes > 1 else 34.0
+        self.space = 0.0 if by_rank else min(3.0, self.box_width / 4)
+        # all_to_all's blocks to give stand apart from the blocks it gets.
+        self.divide = 10.0 if schedule.collective == "all_to_all" else 0.0
+        self.panel_width = self.boxes * (self.box_width + self.space) - self.space + self.divide + 2 * self.pad
+        self.between = 50.0 + min(30.0, 2.0 * schedule.world)  # between rows
+        origins = schedule.world if by_rank or schedule.collective == "all_to_all" else schedule.parts
         self.palette = colours(origins)
+
+    def document(self, x: float = 0.0) -> str:
+        title, subtitle = caption(self.schedule)
+        subtitle += self.told
+        lines = [label(self.left, 24, title, 17, _BOLD), label(self.left, 43, subtitle, 12), *self.labels()]
+        for moment in range(len(self.scene.frames)):
+            lines += self.frame(moment)
+        return document(self.width, self.height, [*lines, *self.arrows()], f"{title}: {subtitle}", x)
 
     def column(self, rank: int) -> float:
         return self.left + rank * (self.panel_width + self.gap)
@@ -126,107 +138,124 @@ class _Layout:
     def row(self, moment: int) -> float:
         return self.top + moment * (self.panel_height + self.between)
 
-    def box(self, moment: int, rank: int, index: int) -> _Box:
-        x = self.column(rank) + self.pad + index * (self.box_width + self.space)
-        x += self.divide if self.divide and index >= self.scene.schedule.world else 0.0
-        return _Box(x, self.row(moment) + self.pad, self.box_width, self.box_height)
+    def box_left(self, rank: int, index: int) -> float:
+        across = self.divide if index >= self.schedule.world else 0.0
+        return self.column(rank) + self.pad + index * (self.box_width + self.space) + across
 
-    def middle(self, rank: int, index: int) -> float:
-        """The x from and to which arrows go."""
-        if self.scene.by_rank:
-            return self.column(rank) + self.panel_width / 2
-        return self.box(0, rank, index).x + self.box_width / 2
+    def labels(self) -> list[str]:
+        schedule, scene = self.schedule, self.scene
+        lines = []
+        for rank in range(schedule.world):
+            middle = self.column(rank) + self.panel_width / 2
+            lines.append(label(middle, self.top - 22, f"rank {rank}", 13, f"{_BOLD} {_MIDDLE}"))
+            if schedule.hosts:
+                lines.append(label(middle, self.top - 36, f"host {schedule.hosts[rank]}", 10, _MIDDLE))
+            for index in range(self.boxes if self.boxes > 1 and self.box_width >= 8 else 0):
+                x = self.box_left(rank, index) + self.box_width / 2
+                lines.append(label(x, self.top - 6, str(index), 9, f'{_MIDDLE} opacity="0.8"'))
+        for moment in range(len(scene.frames) - 1):
+            middle = self.row(moment) + self.panel_height + self.between / 2
+            found = {t.verb for t in scene.transfers if t.begins == moment}
+            verbs = ", ".join(verb for verb in ("reduce", "recv", "copy") if verb in found)
+            lines.append(label(self.left / 2 - 4, middle - 2, f"round {moment}", 12, f"{_BOLD} {_MIDDLE}"))
+            lines.append(label(self.left / 2 - 4, middle + 12, verbs, 10, _MIDDLE))
+        return lines
+
+    def frame(self, moment: int) -> list[str]:
+        """The panels of a moment, and their boxes: those of one style are one path."""
+        top, lines = self.row(moment), []
+        paths: dict[str, str] = defaultdict(str)
+        for rank in range(self.schedule.world):
+            if self.pad:
+                size = f'width="{self.panel_width:g}" height="{self.panel_height:g}"'
+                style = f'rx="7" fill="{GREY}" fill-opacity="0.09"'
+                lines.append(f'<rect x="{self.column(rank):g}" y="{top:g}" {size} {style}/>')
+            for index, (colour, share, opacity) in enumerate(self.cells(moment, rank)):
+                x, width, bottom = self.box_left(rank, index), self.box_width, top + self.pad + self.box_height
+                filled = round(share * self.box_height, 2)
+                if filled:
+                    paths[f'fill="{colour}" fill-opacity="{opacity:g}"'] += _rect(x, bottom - filled, width, filled)
+                if share < 1:
+                    style = f'fill="none" stroke="{colour}" stroke-opacity="{(0.6 if filled else 0.3) * opacity:g}"'
+                    paths[style] += _rect(x, bottom - self.box_height, width, self.box_height)
+        return lines + [f'<path d="{path}" {style}/>' for style, path in paths.items()]
+
+    def cells(self, moment: int, rank: int) -> list[tuple[str, float, float]]:
+        """(colour, filling, opacity) of each box of a rank."""
+        scene, contents = self.scene, self.scene.frames[moment][rank]
+        opacities = [0.3 if (moment, rank, index) in scene.spent else 1.0 for index in range(len(contents))]
+        if scene.by_rank:
+            held = contents[0][1] if contents[0] else 0
+            ranks = range(self.schedule.world)
+            return [(self.palette[r], 1.0, opacities[0]) if held >> r & 1 else (GREY, 1.0, 0.16) for r in ranks]
+        return [
+            (self.colour(rank, held), held[1].bit_count() / scene.whole, opacity) if held else (GREY, 0.0, 1.0)
+            for held, opacity in zip(contents, opacities, strict=True)
+        ]
 
     def colour(self, rank: int, content: Content) -> str:
         origin, ranks = content
         if self.scene.by_rank:
             return self.palette[rank]
-        if self.scene.schedule.collective == "all_to_all":
-            return self.palette[ranks.bit_length() - 1]
-        return self.palette[origin]
+        return self.palette[ranks.bit_length() - 1 if self.schedule.collective == "all_to_all" else origin]
+
+    def arrows(self) -> list[str]:
+        lines = []
+        for t in self.scene.transfers:
+            content = self.scene.frames[t.begins][t.source][t.source_box]
+            colour = self.colour(t.source, content) if content else GREY
+            x1, x2 = self.middle(t.source, t.source_box), self.middle(t.target, t.target_box)
+            y1, y2 = self.row(t.begins) + self.panel_height + 1, self.row(t.ends) - 1
+            bend = min((y2 - y1) * 0.55, 60)
+            path = f"M{x1:g} {y1:g}C{x1:g} {y1 + bend:g} {x2:g} {y2 - 6 - bend:g} {x2:g} {y2 - 6:g}"
+            head = f"M{x2 - 3.6:g} {y2 - 7:g}h7.2l-3.6 7z"
+            lines.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.7" stroke-opacity="0.9"/>')
+            lines.append(f'<path d="{head}" fill="{colour}" fill-opacity="0.9"/>')
+        return lines
+
+    def middle(self, rank: int, index: int) -> float:
+        """The x from and to which arrows go."""
+        if self.scene.by_rank:
+            return self.column(rank) + self.panel_width / 2
+        return self.box_left(rank, index) + self.box_width / 2
 
 
-def _labels(layout: _Layout, relative_program: bool) -> list[str]:
-    schedule, scene = layout.scene.schedule, layout.scene
-    lines = []
-    for rank in range(schedule.world):
-        middle = layout.column(rank) + layout.panel_width / 2
-        name = f"rank {relative(rank, schedule.world) if relative_program else rank}"
-        lines.append(_text(middle, layout.top - 22, name, 'font-size="13" font-weight="600"'))
-        if schedule.hosts:
-            lines.append(_text(middle, layout.top - 36, f"host {schedule.hosts[rank]}", 'font-size="10"'))
-        if layout.box_width < 8:
-            continue
-        for index in range(layout.boxes):
-            box = layout.box(0, rank, index)
-            if layout.boxes > 1:
-                lines.append(_text(box.x + box.width / 2, layout.top - 6, str(index), 'font-size="9" opacity="0.8"'))
-    for moment in range(len(scene.frames) - 1):
-        middle = layout.row(moment) + layout.panel_height + layout.between / 2
-        found = {t.verb for t in scene.transfers if t.begins == moment}
-        verbs = [verb for verb in ("reduce", "recv", "copy") if verb in found]
-        lines.append(_text(layout.left / 2 - 4, middle - 2, f"round {moment}", 'font-size="12" font-weight="600"'))
-        lines.append(_text(layout.left / 2 - 4, middle + 12, ", ".join(verbs), 'font-size="10"'))
-    return lines
+class _Overview(_Picture):
+    """A bar for each rank. With every chunk, a ring of 64 ranks has half a million boxes."""
+
+    left, top, gap, pad, box_height = 64.0, 84.0, 4.0, 0.0, 16.0
+    told = "; a bar is a rank, filled by what it holds"
+
+    def arrange(self) -> None:
+        self.boxes, self.box_width, self.panel_width, self.between = 1, 10.0, 10.0, 26.0
+        self.space = self.divide = 0.0
+
+    def labels(self) -> list[str]:
+        shown = range(0, self.schedule.world, max(1, self.schedule.world // 16))
+        lines = [label(self.column(rank) + 5, self.top - 6, str(rank), 9, _MIDDLE) for rank in shown]
+        for moment in range(len(self.scene.frames) - 1):
+            y = self.row(moment) + self.box_height + self.between / 2 + 3
+            lines.append(label(self.left - 8, y, f"round {moment}", 9, 'text-anchor="end"'))
+        return lines
+
+    def cells(self, moment: int, rank: int) -> list[tuple[str, float, float]]:
+        contents = self.scene.frames[moment][rank]
+        held = sum(content[1].bit_count() for content in contents if content)
+        return [(_BAR, held / (self.scene.whole * len(contents)), 1.0)]
+
+    def arrows(self) -> list[str]:
+        """One line a pair of ranks, however many chunks go along it; one path a round."""
+        paths: dict[int, str] = defaultdict(str)
+        moves = {(t.begins, t.source, t.target, t.ends) for t in self.scene.transfers if t.verb != "copy"}
+        for begins, source, target, ends in sorted(moves):
+            x1, x2 = self.column(source) + 5, self.column(target) + 5
+            paths[begins] += f"M{x1:g} {self.row(begins) + self.box_height + 1:g}L{x2:g} {self.row(ends) - 1:g}"
+        style = f'fill="none" stroke="{_ARROW}" stroke-width="0.8" stroke-opacity="0.6"'
+        return [f'<path d="{path}" {style}/>' for path in paths.values()]
 
 
-def _frame_lines(layout: _Layout) -> list[str]:
-    lines = []
-    for moment, frame in enumerate(layout.scene.frames):
-        for rank, boxes in enumerate(frame):
-            lines.append(
-                f'<rect x="{layout.column(rank):g}" y="{layout.row(moment):g}" width="{layout.panel_width:g}" '
-                f'height="{layout.panel_height:g}" rx="7" fill="{GREY}" fill-opacity="0.09"/>'
-            )
-            for index, content in enumerate(boxes):
-                opacity = 0.3 if (moment, rank, index) in layout.scene.spent else 1.0
-                if layout.scene.by_rank:
-                    lines += _stripes(layout, moment, rank, content, opacity)
-                else:
-                    lines += _box(layout, layout.box(moment, rank, index), content, opacity)
-    return lines
-
-
-def _box(layout: _Layout, box: _Box, content: Content | None, opacity: float) -> list[str]:
-    if content is None:
-        return [_rect(box, f'fill="none" stroke="{GREY}" stroke-opacity="0.3"')]
-    colour = layout.colour(0, content)
-    height = round(box.height * content[1].bit_count() / layout.scene.whole, 2)
-    filled = _Box(box.x, round(box.y + box.height - height, 2), box.width, height)
-    lines = [_rect(filled, f'fill="{colour}" fill-opacity="{opacity:g}"')]
-    if content[1].bit_count() < layout.scene.whole:
-        lines.append(_rect(box, f'fill="none" stroke="{colour}" stroke-opacity="{0.6 * opacity:g}"'))
-    return lines
-
-
-def _stripes(layout: _Layout, moment: int, rank: int, content: Content | None, opacity: float) -> list[str]:
-    lines = []
-    for contributor in range(layout.boxes):
-        held = content is not None and content[1] >> contributor & 1
-        fill = f'fill="{layout.palette[contributor] if held else GREY}" fill-opacity="{opacity if held else 0.16:g}"'
-        lines.append(_rect(layout.box(moment, rank, contributor), fill, radius=0))
-    return lines
-
-
-def _arrow(layout: _Layout, transfer: Transfer, opacity: float) -> list[str]:
-    content = layout.scene.frames[transfer.begins][transfer.source][transfer.source_box]
-    colour = layout.colour(transfer.source, content) if content else GREY
-    x1, x2 = layout.middle(transfer.source, transfer.source_box), layout.middle(transfer.target, transfer.target_box)
-    y1, y2 = layout.row(transfer.begins) + layout.panel_height + 1, layout.row(transfer.ends) - 1
-    bend = min((y2 - y1) * 0.55, 60)
-    path = f"M{x1:g} {y1:g}C{x1:g} {y1 + bend:g} {x2:g} {y2 - 6 - bend:g} {x2:g} {y2 - 6:g}"
-    return [
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.7" stroke-opacity="{opacity:g}"/>',
-        f'<path d="M{x2 - 3.6:g} {y2 - 7:g}h7.2l-3.6 7z" fill="{colour}" fill-opacity="{opacity:g}"/>',
-    ]
-
-
-def _rect(box: _Box, style: str, radius: float = 2) -> str:
-    return f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="{radius:g}" {style}/>'
-
-
-def _text(x: float, y: float, what: str, style: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" {style}>{what}</text>'
+def _rect(x: float, y: float, width: float, height: float) -> str:
+    return f"M{x:g} {y:g}h{width:g}v{height:g}h-{width:g}z"
 
 
 def _fraction(value: Fraction) -> str:
@@ -251,13 +280,8 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
     return "#" + "".join(f"{round(255 * v):02x}" for v in gamma)
 
 
-def text(schedule: Schedule, relative_program: bool = False) -> str:
-    """The picture in characters: after each round every rank's chunks, ▁ to █ by contributions; between them the sends.
-
-    `relative_program`: what any rank r does, in words; ValueError if ranks differ.
-    """
-    if relative_program:
-        return _relative_program_text(schedule)
+def text(schedule: Schedule) -> str:
+    """The picture in characters: every rank's chunks after each round, ▁ to █ by contributions, and the sends."""
     scene = frames_of(schedule)
     rows = [("", [[f"rank {rank}"] for rank in range(schedule.world)])]
     if schedule.hosts:
@@ -268,25 +292,10 @@ def text(schedule: Schedule, relative_program: bool = False) -> str:
             rows.append((f"round {moment}", [_sends(scene, moment, rank) for rank in range(schedule.world)]))
     width = max(len(line) for _, cells in rows for cell in cells for line in cell)
     lines = [": ".join(caption(schedule)), ""]
-    for label, cells in rows:
+    for name, cells in rows:
         for line in range(max(len(cell) for cell in cells)):
             columns = [(cell[line] if line < len(cell) else "").ljust(width) for cell in cells]
-            lines.append(f"{label if line == 0 else '':9}{'  '.join(columns)}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
-def _relative_program_text(schedule: Schedule) -> str:
-    world, lines = schedule.world, [": ".join(caption(schedule)), ""]
-
-    def chunks(offsets: tuple[int, ...]) -> str:
-        return "[" + ", ".join("0" if schedule.parts == 1 else relative(o, world) for o in offsets) + "]"
-
-    for moment, actions in enumerate(program_of_any_rank(schedule)):
-        words = []
-        for verb, peer, offsets in actions:
-            direction = "" if verb == "copy" else f" {'to' if verb == 'send' else 'from'} {relative(peer, world)}"
-            words.append(f"{verb} {chunks(offsets)}{direction}")
-        lines.append(f"round {moment:<3}{', '.join(words)}")
+            lines.append(f"{name if line == 0 else '':9}{'  '.join(columns)}".rstrip())
     return "\n".join(lines) + "\n"
 
 

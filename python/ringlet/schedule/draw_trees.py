@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from ringlet.schedule.draw import FONT, GREY, colours
+from ringlet.schedule.draw import GREY, colours, document, label
 from ringlet.schedule.expression_trees import Trees, ranks_in
 
 LEAF_STEP, LEVEL_STEP, RADIUS = 26.0, 30.0, 9.0
@@ -37,22 +36,16 @@ def svg(panels: Sequence[Panel]) -> str:
     """One SVG document with the panels from left to right."""
     drawn = [_panel(panel, MARGIN + k * (WIDTH + 2 * MARGIN)) for k, panel in enumerate(panels)]
     width, height = len(panels) * (WIDTH + 2 * MARGIN), max(bottom for _, bottom in drawn) + MARGIN
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
-    )
     title = "; ".join(f"{panel.title}: {', '.join(panel.texts)}" for panel in panels)
-    return "\n".join(
-        [head, f"<title>{escape(title)}</title>", *(line for lines, _ in drawn for line in lines), "</svg>", ""]
-    )
+    return document(width, height, [line for lines, _ in drawn for line in lines], title)
 
 
 def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
     """The lines, and the y of the lower end."""
     palette = colours(len(panel.texts))
     lines = [
-        _text(left, 24, panel.title, 'font-size="17" font-weight="600"'),
-        _text(left, 43, panel.subtitle, 'font-size="12"'),
+        label(left, 24, panel.title, 17, 'font-weight="600"'),
+        label(left, 43, panel.subtitle, 12),
         *_bar(panel, left, palette),
     ]
     x, y, row = left, TREES_TOP, 0.0
@@ -60,12 +53,12 @@ def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
         picture, width, height = _tree(text, palette[number])
         if x > left and x + width > left + WIDTH:
             x, y, row = left, y + row, 0.0
-        label = f"{_letter(number)}  {text}"
+        named = f"{_letter(number)}  {text}"
         lines.append(f'<g transform="translate({x:g} {y:g})">')
-        lines += [_text(0, 12, label, f'font-size="12" fill="{palette[number]}" font-weight="600"'), *picture, "</g>"]
-        x, row = x + max(width, 7.0 * len(label)) + 20, max(row, height + 20)
+        lines += [label(0, 12, named, 12, f'fill="{palette[number]}" font-weight="600"'), *picture, "</g>"]
+        x, row = x + max(width, 7.0 * len(named)) + 20, max(row, height + 20)
     if len(panel.texts) > MOST_TREES:
-        lines.append(_text(left, y + row + 12, f"and {len(panel.texts) - MOST_TREES} more", 'font-size="12"'))
+        lines.append(label(left, y + row + 12, f"and {len(panel.texts) - MOST_TREES} more", 12))
         row += 20
     return lines, y + row
 
@@ -80,10 +73,10 @@ def _bar(panel: Panel, left: float, palette: Sequence[str]) -> list[str]:
             f'<rect x="{x:.2f}" y="{BAR_TOP:g}" width="{width:.2f}" height="{BAR_HEIGHT:g}" fill="{palette[tree]}"/>'
         )
         if width > 14:
-            style = f'font-size="11" font-weight="600" text-anchor="middle" fill="{_ON_COLOUR}"'
-            lines.append(_text(x + width / 2, BAR_TOP + 13, _letter(tree), style))
-    lines.append(_text(left, BAR_TOP - 5, "element 0", 'font-size="10"'))
-    lines.append(_text(left + WIDTH, BAR_TOP - 5, f"{panel.elements - 1:,}", 'font-size="10" text-anchor="end"'))
+            style = f'font-weight="600" text-anchor="middle" fill="{_ON_COLOUR}"'
+            lines.append(label(x + width / 2, BAR_TOP + 13, _letter(tree), 11, style))
+    lines.append(label(left, BAR_TOP - 5, "element 0", 10))
+    lines.append(label(left + WIDTH, BAR_TOP - 5, f"{panel.elements - 1:,}", 10, 'text-anchor="end"'))
     return lines
 
 
@@ -131,7 +124,7 @@ def _node(trees: Trees, tree: int, position: tuple[float, float], colour: str) -
     if not trees.terms(tree):
         rank = ranks_in(trees.ranks[tree])[0]
         circle = f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS:g}" fill="{GREY}"/>'
-        return circle + _text(x, y + 4, str(rank), f'font-size="11" text-anchor="middle" fill="{_ON_COLOUR}"')
+        return circle + label(x, y + 4, str(rank), 11, f'text-anchor="middle" fill="{_ON_COLOUR}"')
     fill = colour if trees.is_rounded(tree) else _ON_COLOUR
     if trees.is_at_once(tree):
         return f'<rect x="{x - 5:g}" y="{y - 5:g}" width="10" height="10" fill="{fill}" stroke="{colour}"/>'
@@ -143,7 +136,3 @@ _ON_COLOUR = "#ffffff"
 
 def _letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else str(number + 1)
-
-
-def _text(x: float, y: float, what: str, style: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(what)}</text>'

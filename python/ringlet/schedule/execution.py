@@ -6,10 +6,14 @@ A rank posts all steps of its round together. A message passes when both its sid
 its messages have passed; the rank then posts its next round. Nothing is buffered. Without wildcard receives, a program
 that completes in this way completes under every timing (Siegel and Avrunin). It also gets the same values, because
 messages match by position alone. So one execution is enough.
+
+A barrier's messages carry no chunks. Its one chunk stands for the ranks whose news has reached a rank: a sum of them.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -41,12 +45,8 @@ def pair_messages(schedule: Schedule) -> list[Message]:
     """All messages, by source, target and order; ScheduleError if a send or receive has no other side. The schedule
     keeps them."""
     kept: list[Message] | None = vars(schedule).get("_messages")
-    if kept is None:
-        kept = vars(schedule)["_messages"] = _paired(schedule)
-    return kept
-
-
-def _paired(schedule: Schedule) -> list[Message]:
+    if kept is not None:
+        return kept
     sends: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     receives: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     for rank, rounds in enumerate(schedule.ranks):
@@ -61,6 +61,7 @@ def _paired(schedule: Schedule) -> list[Message]:
         sent, received = sends[source, target], receives[source, target]
         messages += [Message(source, i, s, target, j, r) for (i, s), (j, r) in zip(sent, received, strict=False)]
         _check_all_met(source, target, sent, received)
+    vars(schedule)["_messages"] = messages
     return messages
 
 
@@ -78,12 +79,11 @@ def _check_all_met(source: int, target: int, sent: list[tuple[int, Step]], recei
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A rank's change at the end of a round: new values of chunks, and the ranks that it has heard of."""
+    """A rank's change at the end of a round: new values of chunks."""
 
     moment: int
     rank: int
     values: dict[int, Value]
-    heard: int
 
 
 @dataclass
@@ -95,7 +95,6 @@ class Execution:
     trees: Trees
     values: list[list[Value | None]]  # [rank][chunk], at the end
     written: list[dict[int, int]]  # [rank]: chunk -> the last round that wrote it
-    heard: list[int]  # [rank]: the ranks whose news reached it, itself included, as a bit mask
     ends: list[list[int]]  # [rank][round]: the moment at which the round is over
     order: list[tuple[int, int]] = field(default_factory=list)  # (rank, round) as they completed
     moments: dict[Message, int] = field(default_factory=dict)  # when a message begins to pass
@@ -125,14 +124,13 @@ class _Run:
         ranks = range(schedule.world)
         self.at = [-1 for _ in ranks]  # the round a rank has posted; its number of rounds when it has finished
         self.open = [0 for _ in ranks]  # messages of that round that have not passed
-        self.incoming: list[list[tuple[Message, list[Value], int]]] = [[] for _ in ranks]
+        self.incoming: list[list[tuple[Message, list[Value]]]] = [[] for _ in ranks]
         self.to_post = list(ranks)
-        self.out = Execution(
-            messages, self.touching, Trees(), [], [{} for _ in ranks], [1 << r for r in ranks], [[] for _ in ranks]
-        )
+        self.barrier = schedule.collective == "barrier"
+        self.out = Execution(messages, self.touching, Trees(), [], [{} for _ in ranks], [[] for _ in ranks])
         for rank, (first, count) in enumerate(schedule.inputs):
             own = self.out.trees.leaf(rank)
-            held = range(first, first + count)
+            held = range(first, first + (count or self.barrier))
             self.out.values.append([(chunk, own) if chunk in held else None for chunk in range(schedule.parts)])
 
     def run(self) -> Execution:
@@ -160,13 +158,13 @@ class _Run:
         source, target = message.source, message.target
         values = self.out.values[source]
         payload = []
-        for chunk in message.sent.chunks:
+        for chunk in [0] if self.barrier else message.sent.chunks:
             value = values[chunk]
             if value is None:
                 raise ScheduleError(source, message.source_round, chunk, "sends a chunk that it does not have")
             payload.append(value)
         # The sender's values are still those from before its round: it cannot complete before this message passes.
-        self.incoming[target].append((message, payload, self.out.heard[source]))
+        self.incoming[target].append((message, payload))
         starts = self.out.starts(source, message.source_round), self.out.starts(target, message.target_round)
         self.out.moments[message] = max(starts)
         for rank in (source, target):
@@ -178,17 +176,21 @@ class _Run:
         index = self.at[rank]
         values, written = self.out.values[rank], self.out.written[rank]
         end = 1 + max([self.out.moments[m] for m in self.touching[rank][index]] or [self.out.starts(rank, index)])
-        new = self.new_values(rank, index)
+        new = self.news(rank) if self.barrier else self.new_values(rank, index)
         for chunk, value in new.items():
             values[chunk] = value
             written[chunk] = index
-        for _, _, heard in self.incoming[rank]:
-            self.out.heard[rank] |= heard
         self.incoming[rank].clear()
         self.out.ends[rank].append(end)
         self.out.order.append((rank, index))
-        self.out.changes.append(Change(end, rank, new, self.out.heard[rank]))
+        self.out.changes.append(Change(end, rank, new))
         self.to_post.append(rank)
+
+    def news(self, rank: int) -> dict[int, Value]:
+        """Of a barrier: all ranks that this one has heard of."""
+        trees, values = self.out.trees, [self.out.values[rank][0], *(payload[0] for _, payload in self.incoming[rank])]
+        heard = ranks_in(functools.reduce(operator.or_, (trees.ranks[value[1]] for value in values if value)))
+        return {0: (0, trees.combine([trees.leaf(r) for r in heard]) if heard[1:] else trees.leaf(rank))}
 
     def new_values(self, rank: int, index: int) -> dict[int, Value]:
         before = self.out.values[rank]
@@ -202,7 +204,7 @@ class _Run:
                 if value is None:
                     raise ScheduleError(rank, index, chunk, "copies a chunk that it does not have")
                 new[step.peer + offset] = value
-        for message, payload, _ in self.incoming[rank]:
+        for message, payload in self.incoming[rank]:
             for chunk, value in zip(message.received.chunks, payload, strict=True):
                 if message.received.verb == "recv":
                     new[chunk] = value

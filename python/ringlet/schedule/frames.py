@@ -6,7 +6,8 @@ rounds.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+import operator
 from dataclasses import dataclass
 
 from ringlet.schedule.collectives import REDUCTIONS
@@ -15,6 +16,8 @@ from ringlet.schedule.execution import execute
 
 Content = tuple[int, int]  # (the input chunk it is made of, the contributing ranks as a bit mask)
 Frame = tuple[tuple[Content | None, ...], ...]  # [rank][box]
+
+_MOMENT = operator.attrgetter("moment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +54,29 @@ def frames_of(schedule: Schedule) -> Frames:
     barrier = schedule.collective == "barrier"
     now: list[list[Content | None]] = []
     for rank, (first, count) in enumerate(schedule.inputs):
-        held = range(first, first + count)
-        now.append([(c, 1 << rank) if c in held or barrier else None for c in range(schedule.parts)])
-    changes = defaultdict(list)
-    for change in execution.changes:
-        changes[change.moment].append(change)
+        held = range(first, first + (count or barrier))
+        now.append([(c, 1 << rank) if c in held else None for c in range(schedule.parts)])
     frames = [_frozen(now)]
-    for moment in range(1, max(changes, default=0) + 1):
-        for change in changes[moment]:
+    for _, changes in itertools.groupby(sorted(execution.changes, key=_MOMENT), key=_MOMENT):
+        for change in changes:
             for chunk, (origin, tree) in change.values.items():
                 now[change.rank][chunk] = (origin, execution.trees.ranks[tree])
-            if barrier:
-                now[change.rank][0] = (0, change.heard)
         frames.append(_frozen(now))
     transfers = []
     for message in execution.messages:
         begins, ends = execution.moments[message], execution.ends[message.target][message.target_round]
         # A barrier's messages carry no chunk; their arrow joins the two ranks' only box.
-        pairs = [(0, 0)] if barrier else list(zip(message.sent.chunks, message.received.chunks, strict=True))
+        pairs = [(0, 0)] if barrier else zip(message.sent.chunks, message.received.chunks, strict=True)
         for source_box, target_box in pairs:
             sides = (message.source, source_box, message.target, target_box)
             transfers.append(Transfer(message.received.verb, *sides, begins, ends))
-    transfers += _copies(schedule, execution.ends)
+    for rank, rounds in enumerate(schedule.ranks):
+        for index, round in enumerate(rounds):
+            for step in (step for step in round.steps if step.verb == "copy"):
+                moments = execution.starts(rank, index), execution.ends[rank][index]
+                transfers += [
+                    Transfer("copy", rank, c, rank, step.peer + c - step.first, *moments) for c in step.chunks
+                ]
     transfers.sort(key=lambda t: (t.begins, t.source, t.source_box, t.target, t.target_box))
     whole = schedule.world if barrier or schedule.collective in REDUCTIONS else 1
     spent = frozenset() if barrier else _spent(schedule, transfers, len(frames))
@@ -97,15 +101,3 @@ def _spent(schedule: Schedule, transfers: list[Transfer], frames: int) -> frozen
 
 def _frozen(now: list[list[Content | None]]) -> Frame:
     return tuple(tuple(boxes) for boxes in now)
-
-
-def _copies(schedule: Schedule, ends: list[list[int]]) -> list[Transfer]:
-    copies = []
-    for rank, rounds in enumerate(schedule.ranks):
-        for index, round in enumerate(rounds):
-            begins = ends[rank][index - 1] if index else 0
-            for step in round.steps:
-                for offset in range(step.count if step.verb == "copy" else 0):
-                    sides = (rank, step.first + offset, rank, step.peer + offset)
-                    copies.append(Transfer("copy", *sides, begins, ends[rank][index]))
-    return copies

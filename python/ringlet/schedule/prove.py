@@ -183,6 +183,8 @@ def _check_steps(schedule: Schedule, rank: int, index: int, round: Round) -> Non
             )
         if not _inside(step.first, step.count, parts):
             raise ScheduleError(rank, index, step.first, f"{step} lies outside the {parts} parts")
+        if schedule.collective == "barrier" and step.count:
+            raise ScheduleError(rank, index, step.first, f"{step}: the messages of a barrier carry no chunks")
         if step.verb == "copy":
             if not _inside(step.peer, step.count, parts):
                 raise ScheduleError(rank, index, step.peer, f"{step} lies outside the {parts} parts")
@@ -275,7 +277,8 @@ def _listed(ranks: list[int]) -> str:
 def _check_barrier(schedule: Schedule, execution: Execution) -> None:
     if schedule.collective != "barrier":
         return
-    for rank, heard in enumerate(execution.heard):
+    for rank, (value,) in enumerate(execution.values):
+        heard = execution.trees.ranks[value[1]] if value else 0
         missing = ranks_in(((1 << schedule.world) - 1) & ~heard)
         if missing:
             last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
@@ -285,7 +288,7 @@ def _check_barrier(schedule: Schedule, execution: Execution) -> None:
 def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> Proof:
     summed = schedule.collective in REDUCTIONS
     counted = counts(schedule)
-    form = closed_form(schedule.algorithm, schedule.collective, schedule.hosts)
+    form = closed_form(schedule.algorithm, schedule.collective, schedule.hosts, schedule.world)
     proof = Proof(
         algorithm=schedule.algorithm,
         collective=schedule.collective,
@@ -304,15 +307,11 @@ def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> P
 
 
 def _check_closed_form(schedule: Schedule, proof: Proof, form: ClosedForm, busiest: int) -> None:
-    p = schedule.world
     longest = [len(rounds) for rounds in schedule.ranks].index(proof.rounds)
-    expected = [
-        (longest, "rounds", proof.rounds, form.rounds(p)),
-        (busiest, "S sent", proof.sent, form.sent(p)),
-        (0, "roundings", proof.depth, form.depth(p)),
-        (0, "trees", proof.trees, form.trees(p)),
-    ]
-    for rank, what, found, formula in expected:
-        if found != formula:
+    figures = [(longest, "rounds", proof.rounds), (busiest, "S sent", proof.sent)]
+    figures += [(0, "roundings", proof.depth), (0, "trees", proof.trees)]
+    hosts = len(set(schedule.hosts)) or 1
+    for (rank, what, found), expected in zip(figures, form.at(schedule.world, hosts), strict=True):
+        if found != expected:
             last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
-            raise ScheduleError(rank, last, None, f"{found} {what}, but the closed form says {formula}")
+            raise ScheduleError(rank, last, None, f"{found} {what}, but the closed form says {expected}")

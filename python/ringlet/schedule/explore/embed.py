@@ -140,12 +140,7 @@ def scene(made: Schedule) -> dict[str, Any]:
     execution, frames = execute(made), frames_of(made)
     nodes: list[Any] = [list(execution.trees.terms(tree)) or ranks_in(mask)[0]
                         for tree, mask in enumerate(execution.trees.ranks)]  # fmt: skip
-    if made.collective == "barrier":
-        heard = list(dict.fromkeys(change.heard for change in execution.changes))
-        values = [(c.moment, c.rank, 0, 0, len(nodes) + heard.index(c.heard)) for c in execution.changes]
-        nodes += map(ranks_in, heard)
-    else:
-        values = [(c.moment, c.rank, box, *v) for c in execution.changes for box, v in c.values.items()]
+    values = [(c.moment, c.rank, box, *v) for c in execution.changes for box, v in c.values.items()]
     inputs = (
         (rank, box, held) for rank, boxes in enumerate(frames.frames[0]) for box, held in enumerate(boxes) if held
     )
