@@ -92,7 +92,7 @@ def test_keys_are_arguments_of_zero(tmp_path):
     config["zero_optimization"] |= {"offload_optimizer": file, "offload_param": {"device": "cpu"}}
     expected = {
         "stage": 3, "dtype": torch.bfloat16, "accumulate": 3, "average": True, "overlap": False,
-        "sub_group_elements": 1_000_000, "persistence_elements": 40, "print_every": 0, "print_times": False,
+        "sub_group_elements": 1_000_000, "persistence_elements": 40,
         "offload_optimizer": ringlet.Offload("file", str(tmp_path)), "offload_parameters": ringlet.Offload("cpu"),
     }  # fmt: skip
     assert from_deepspeed(config).zero() == expected

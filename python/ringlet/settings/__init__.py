@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,33 +20,99 @@ import torch.distributed as dist
 from ringlet.errors import InvalidUsage
 from ringlet.training.zero import Offload
 
-from .keys import AUTO, KEYS, NO_AUTO, ONLY, OTHERS_DO, PRINT_EVERY, SECTIONS
+AUTO = "auto"
+PRINT_EVERY = 10  # DeepSpeed's steps_per_print
+
+ZERO = "zero_optimization"
+# Sections with a device: the argument of Zero that takes it.
+OFFLOADS = {f"{ZERO}.offload_optimizer": "offload_optimizer", f"{ZERO}.offload_param": "offload_parameters"}
+SECTIONS = ("bf16", "fp16", ZERO, *OFFLOADS)
+
+# What each key holds, and the argument of Zero that it sets.
+KEYS: dict[str, tuple[type, str | None]] = {
+    "train_batch_size": (int, None),
+    "train_micro_batch_size_per_gpu": (int, None),
+    "gradient_accumulation_steps": (int, None),
+    "bf16.enabled": (bool, "dtype"),
+    "gradient_clipping": (float, "max_norm"),
+    "steps_per_print": (int, "print_every"),
+    "wall_clock_breakdown": (bool, "print_times"),
+    f"{ZERO}.stage": (int, "stage"),
+    f"{ZERO}.overlap_comm": (bool, "overlap"),
+    f"{ZERO}.reduce_bucket_size": (int, "bucket_elements"),
+    f"{ZERO}.allgather_bucket_size": (int, "gather_elements"),
+    f"{ZERO}.sub_group_size": (int, "sub_group_elements"),
+    f"{ZERO}.stage3_param_persistence_threshold": (int, "persistence_elements"),
+    **{f"{section}.{name}": (str, None) for section in OFFLOADS for name in ("device", "nvme_path")},
+    **{f"{section}.pin_memory": (bool, None) for section in OFFLOADS},
+}
+
+# "auto" of these needs a value. Of the others it is ringlet's own default, or worked out (batch sizes).
+NO_AUTO = {"gradient_clipping", f"{ZERO}.stage", *(key for key in KEYS if ".offload_" in key)}
+
+# Keys with one permitted value: what ringlet does anyway.
+ONLY = {
+    f"{ZERO}.contiguous_gradients": True,  # gradients stand in flat buffers
+    f"{ZERO}.reduce_scatter": True,
+    f"{ZERO}.allgather_partitions": True,
+    f"{ZERO}.ignore_unused_parameters": True,  # they count zero
+    f"{ZERO}.round_robin_gradients": False,
+    f"{ZERO}.zero_quantized_weights": False,
+    f"{ZERO}.zero_quantized_gradients": False,
+    f"{ZERO}.zero_hpz_partition_size": 1,
+    "fp16.enabled": False,
+    "prescale_gradients": False,
+    "sparse_gradients": False,
+    "disable_allgather": False,
+    "dump_state": False,
+    "memory_breakdown": False,
+}
+
+# Keys that are refused, and what to do instead.
+INSTEAD = {
+    "optimizer": "pass the optimizer's class and arguments to Zero",
+    "scheduler": "make a torch.optim.lr_scheduler of zero.optimizer",
+    "zero_allow_untested_optimizer": "pass elementwise=True to Zero for an optimizer class of your own",
+    "activation_checkpointing": "use torch.utils.checkpoint",
+    "communication_data_type": "gradients are reduced in the parameters' dtype",
+    "flops_profiler": "use torch.profiler",
+    f"{ZERO}.stage3_max_reuse_distance": "a unit is released when another is used",
+    f"{ZERO}.elastic_checkpoint": "every checkpoint can be loaded at any world size",
+    f"{ZERO}.cpu_offload": "use offload_optimizer",
+    f"{ZERO}.mics_shard_size": "pass Zero a group",
+    "amp": "use bf16",
+    **dict.fromkeys(("fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window"), "use bf16"),
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comms_logger"), "read zero.stats()"),
+    **dict.fromkeys(
+        (f"{ZERO}.stage3_prefetch_bucket_size", f"{ZERO}.stage3_max_live_parameters"),
+        "one unit is prefetched while another is used: limit units by allgather_bucket_size",
+    ),
+    **dict.fromkeys(
+        (f"{ZERO}.stage3_gather_16bit_weights_on_model_save", f"{ZERO}.stage3_gather_fp16_weights_on_model_save"),
+        "use `with zero.gathered():`",
+    ),
+    **{
+        f"{section}.{name}": "files are memory-mapped, the kernel buffers them"
+        for section in OFFLOADS
+        for name in ("buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write")
+    },
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a file. None: the file does not say. Sizes are in elements, as in DeepSpeed.
+    """The settings of a file. arguments: those of Zero that the file sets, by name. Sizes are in elements.
 
-    `train_batch_size` = `micro_batch_size` x `accumulate` x world, samples a step of all ranks.
+    `train_batch_size` = `micro_batch_size` x `accumulate` x world, samples a step of all ranks; None: not in the file.
     """
 
     source: str
     stage: int | None = None
-    bf16: bool | None = None
     accumulate: int = 1
     average: bool = True
     train_batch_size: int | None = None
     micro_batch_size: int | None = None
-    clip_norm: float | None = None
-    reduce_bucket_elements: int | None = None
-    gather_bucket_elements: int | None = None
-    sub_group_elements: int | None = None
-    persistence_elements: int | None = None
-    overlap: bool | None = None
-    offload_optimizer: Offload | None = None
-    offload_parameters: Offload | None = None
-    print_every: int = 0
-    print_times: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def zero(self) -> dict[str, Any]:
         """Arguments for `ringlet.Zero(module, optimizer_class, **settings.zero(), **optimizer_defaults)`.
@@ -55,49 +121,29 @@ class Settings:
         """
         if self.stage == 0:
             raise InvalidUsage(
-                f"{self.source}: zero_optimization.stage is 0, which shards nothing: use GradientReducer with "
+                f"{self.source}: {ZERO}.stage is 0, which shards nothing: use GradientReducer with "
                 "settings.reducer(module) and settings.accumulation()"
             )
-        arguments: dict[str, Any] = {
-            "stage": self.stage,
-            "dtype": torch.bfloat16 if self.bf16 else None,
-            "max_norm": self.clip_norm,
-            "bucket_elements": self.reduce_bucket_elements,
-            "gather_elements": self.gather_bucket_elements,
-        }
-        same = [
-            "sub_group_elements", "persistence_elements", "overlap", "offload_optimizer", "offload_parameters",
-            "accumulate", "average", "print_every", "print_times",
-        ]  # fmt: skip
-        arguments |= {name: getattr(self, name) for name in same}
-        return {name: value for name, value in arguments.items() if value is not None}
+        stage = {} if self.stage is None else {"stage": self.stage}
+        return {**stage, **self.arguments, "accumulate": self.accumulate, "average": self.average}
 
     def reducer(self, module: torch.nn.Module) -> dict[str, Any]:
         """Arguments for `ringlet.GradientReducer(module, **settings.reducer(module))`, whose buckets are in MiB.
 
         Raises InvalidUsage, which names the settings, if a GradientReducer does not support some of them.
         """
-        asks = {
-            f"zero_optimization.stage={self.stage}": self.stage,
-            "bf16.enabled": self.bf16,
-            "gradient_clipping": self.clip_norm,
-            "zero_optimization.sub_group_size": self.sub_group_elements,
-            "zero_optimization.allgather_bucket_size": self.gather_bucket_elements,
-            "zero_optimization.stage3_param_persistence_threshold": self.persistence_elements,
-            "zero_optimization.overlap_comm=false": self.overlap is False,
-            "zero_optimization.offload_optimizer": self.offload_optimizer,
-            "zero_optimization.offload_param": self.offload_parameters,
-            "steps_per_print": self.print_every,
-        }
-        refused = [name for name, value in asks.items() if value]
+        keys = {name: key for key, (_, name) in KEYS.items()} | {name: key for key, name in OFFLOADS.items()}
+        fits = ("bucket_elements", "overlap")
+        refused = [f"{ZERO}.stage={self.stage}"] if self.stage else []
+        refused += [keys[name] for name, value in self.arguments.items() if value and name not in fits]
+        refused += [f"{ZERO}.overlap_comm=false"] if self.arguments.get("overlap") is False else []
         if refused:
-            raise InvalidUsage(
-                f"{self.source}: GradientReducer does not support {', '.join(refused)}: use Zero, or leave them out"
-            )
-        if self.reduce_bucket_elements is None:
+            named = ", ".join(refused)
+            raise InvalidUsage(f"{self.source}: GradientReducer does not support {named}: use Zero, or leave them out")
+        if "bucket_elements" not in self.arguments:
             return {}
         item_bytes = max(p.element_size() for p in module.parameters())
-        return {"bucket_mb": self.reduce_bucket_elements * item_bytes / (1 << 20)}
+        return {"bucket_mb": self.arguments["bucket_elements"] * item_bytes / (1 << 20)}
 
     def accumulation(self) -> dict[str, Any]:
         """{"k", "average"} of the gradient accumulation (Paddle: gradient merge)."""
@@ -117,24 +163,24 @@ def from_deepspeed(
     ringlet's default for sizes and switches; ringlet works batch sizes out.
 
     Raises InvalidUsage, which names key and file, for unknown keys, for keys that ringlet does not support, for values
-    of the wrong kind and for batch sizes that disagree. Raises ResourceError if it cannot read the file.
+    of the wrong kind, for batch sizes that disagree, and for a file that cannot be read.
     """
     source, raw = _read(config)
     found = _settle_auto(_parse(raw, source), dict(values or {}), source)
     train, micro, accumulate = _batch_sizes(found, world, source)
-    taken = {field: found[key] for key, (_, field) in KEYS.items() if field is not None and key in found}
-    taken.setdefault("stage", 0)
-    taken.setdefault("print_every", PRINT_EVERY if taken.get("print_times") else 0)
-    taken["clip_norm"] = taken.get("clip_norm") or None  # 0 is DeepSpeed's word for none
-    return Settings(
-        source,
-        accumulate=accumulate,
-        train_batch_size=train,
-        micro_batch_size=micro,
-        offload_optimizer=_offload(found, "zero_optimization.offload_optimizer", source),
-        offload_parameters=_offload(found, "zero_optimization.offload_param", source),
-        **taken,
-    )
+    arguments = {name: found[key] for key, (_, name) in KEYS.items() if name and key in found}
+    stage = arguments.pop("stage", 0)
+    for name in ("max_norm", "dtype"):
+        if not arguments.get(name):  # a norm of 0 is DeepSpeed's word for none
+            arguments.pop(name, None)
+    if "dtype" in arguments:
+        arguments["dtype"] = torch.bfloat16
+    if arguments.get("print_times"):
+        arguments.setdefault("print_every", PRINT_EVERY)
+    for section, name in OFFLOADS.items():
+        if offload := _offload(found, section, source):
+            arguments[name] = offload
+    return Settings(source, stage, accumulate, True, train, micro, arguments)
 
 
 def from_paddle(gradient_merge_configs: Mapping[str, Any], *, gradient_merge: bool = True) -> Settings:
@@ -151,7 +197,7 @@ def from_paddle(gradient_merge_configs: Mapping[str, Any], *, gradient_merge: bo
         raise InvalidUsage(f"{source}: k_steps must be a whole number from 1 on, got {k!r}")
     if not isinstance(average, bool):
         raise InvalidUsage(f"{source}: avg must be True or False, got {average!r}")
-    return Settings(source, accumulate=k if gradient_merge else 1, average=average if gradient_merge else True)
+    return Settings(source, accumulate=k, average=average) if gradient_merge else Settings(source)
 
 
 def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -161,8 +207,7 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
             raise InvalidUsage(f"{path}: {', '.join(twice)} appears twice")
         return dict(pairs)
 
@@ -194,10 +239,10 @@ def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, 
         elif key in KEYS:
             found[key] = value if value == AUTO else _checked(key, value, source)
         elif key in ONLY:
-            if value != ONLY[key] and value != AUTO:
+            if value not in (ONLY[key], AUTO):
                 raise InvalidUsage(f"{source}: {key} must be {json.dumps(ONLY[key])} with ringlet, got {value!r}")
-        elif key in OTHERS_DO:
-            raise InvalidUsage(f"{source}: ringlet does not support {key}: {OTHERS_DO[key]}")
+        elif key in INSTEAD:
+            raise InvalidUsage(f"{source}: ringlet does not support {key}: {INSTEAD[key]}")
         else:
             known = [k.removeprefix(section) for k in (*KEYS, *ONLY, *SECTIONS) if k.startswith(section)]
             raise InvalidUsage(f"{source}: unknown key {key}{_nearest(str(name), known)}")
@@ -216,17 +261,14 @@ def _checked(key: str, value: Any, source: str) -> Any:
 
 
 def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> dict[str, Any]:
-    settled = {}
-    for key, value in found.items():
-        if value == AUTO:
-            if key in values:
-                settled[key] = _checked(key, values.pop(key), source)
-            elif key in NO_AUTO:
-                raise InvalidUsage(
-                    f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
-                )
-        else:
-            settled[key] = value
+    settled = {key: value for key, value in found.items() if value != AUTO}
+    for key in found.keys() - settled.keys():
+        if key in values:
+            settled[key] = _checked(key, values.pop(key), source)
+        elif key in NO_AUTO:
+            raise InvalidUsage(
+                f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
+            )
     if values:
         raise InvalidUsage(f'{source}: values has {", ".join(values)}, but the file does not set them to "auto"')
     return settled
@@ -238,12 +280,11 @@ def _batch_sizes(found: dict[str, Any], world: int | None, source: str) -> tuple
     for name in names:
         if found.get(name) == 0:
             raise InvalidUsage(f"{source}: {name} must be positive, got 0")
-    given: list[int | None] = [found.get(name) for name in names]
-    if given[0] is None and given[1] is None:
-        return None, None, given[2] or 1
+    train, micro, steps = (found.get(name) for name in names)
+    if train is None and micro is None:
+        return None, None, steps or 1
     ranks = _world(world, source)
-    train, micro = given[0], given[1]
-    steps = given[2] or (train // (micro * ranks) if train and micro else 1)
+    steps = steps or (train // (micro * ranks) if train and micro else 1)
     micro = micro or (train or 0) // (steps * ranks)
     train = train or micro * steps * ranks
     if micro * steps * ranks != train:
@@ -268,9 +309,9 @@ def _world(world: int | None, source: str) -> int:
 
 
 def _offload(found: dict[str, Any], section: str, source: str) -> Offload | None:
-    device = found.get(f"{section}.device")
-    path, pinned = found.get(f"{section}.nvme_path"), found.get(f"{section}.pin_memory", False)
-    if device in (None, "none"):
+    device, path = found.get(f"{section}.device", "none"), found.get(f"{section}.nvme_path")
+    pinned = found.get(f"{section}.pin_memory", False)
+    if device == "none":
         if path is not None or pinned:
             raise InvalidUsage(
                 f"{source}: {section} sets nvme_path or pin_memory but no device: set device to cpu or nvme"
