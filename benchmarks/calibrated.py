@@ -1,10 +1,11 @@
-"""All-reduce with the built-in sizes of the pull engine against those that `ringlet tune --calibrate` measures.
+"""Measures which sizes of the pull engine suit this processor, and all-reduce with these and the built-in ones.
 
     python benchmarks/calibrated.py --report benchmarks/results/
 
-Calibrates, then starts two ranks with a group for each of the two tables, and a second group with the built-in sizes,
-whose ratio to the first is the noise. The groups take turns in an order drawn anew, size by size, for --rounds rounds;
-a sample is as many calls as fill --ms. A time is that of the slower rank. Run it on a machine that does nothing else.
+Prints the sizes (benchmarks/thresholds.py) as lines of a table, for RINGLET_TABLE. Then starts two ranks with a group
+for each of the two tables, and a second group with the built-in sizes, whose ratio to the first is the noise. The
+groups take turns in an order drawn anew, size by size, for --rounds rounds; a sample is as many calls as fill --ms. A
+time is that of the slower rank. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 from datetime import date
 from pathlib import Path
@@ -23,9 +25,10 @@ import torch
 import ringlet
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call
 from ringlet.cli import outputs
-from ringlet.cli.tune import calibration
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.thresholds import agreed, calibration, in_turns, seconds_a_call
 
 SIZES = tuple(4096 << shift for shift in range(0, 15))  # 4 KiB to 64 MiB
 WAYS = ("built in", "built in, again", "calibrated")

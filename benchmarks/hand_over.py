@@ -18,6 +18,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import date
@@ -29,8 +30,10 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import report, repository, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call, table_line
 from ringlet.cli import outputs
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.thresholds import agreed, in_turns, seconds_a_call, table_line
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
 BUILT_IN = _C.tuned("", "")

@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.clusters import Cluster
 
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import BenchError
 
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")

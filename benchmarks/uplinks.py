@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.clusters import Cluster
 
-from ringlet.bench.cases import STREAM, Config, bus_factor
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import STREAM, BenchError, Config, bus_factor
 from ringlet.bench.ranks.case import Case
 from ringlet.bench.report import Table, time_text
 from ringlet.bench.results import Call, Meta, Row, by_call, config_of, relative_to

@@ -15,7 +15,7 @@ from benchmarks.clusters import Cluster
 from benchmarks.uplinks import stream_times, uplink_factor
 
 from ringlet.bench.cases import Config, format_bytes
-from ringlet.bench.results import Comparison, Meta, Row, compare, config_of, geometric_mean, read
+from ringlet.bench.results import Comparison, Meta, Row, compare, config_of, read
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MAIN = "2026-11-22-intel-xeon-2-cores-main"
@@ -59,7 +59,7 @@ def results(name: str) -> tuple[list[Row], Meta]:
 def comparisons(name: str, world: int, rivals: str, memory: str) -> tuple[Comparison, ...]:
     """`auto` against the rivals, one of each collective."""
     rows, _ = results(name)
-    found = [one for one in compare(rows) if (one.world, one.rivals) == (world, rivals)]
+    found = [one for one in compare(rows) if (one.call.world, one.rivals) == (world, rivals)]
     return tuple(one for one in found if (one.config.algorithm, one.config.memory) == ("auto", memory))
 
 
@@ -87,7 +87,7 @@ def readme_table() -> list[list[str]]:
     lines = [[format_bytes(size), *(ratio(column[size]) for column in columns)] for size in README_SIZES]
     least = [min(column.items(), key=lambda item: item[1]) for column in columns]
     lines.append([f"least of {len(columns[0])} sizes", *(f"{ratio(r)} ({format_bytes(s)})" for s, r in least)])
-    lines.append(["geometric mean", *(ratio(geometric_mean(column.values())) for column in columns)])
+    lines.append(["geometric mean", *(ratio(statistics.geometric_mean(column.values())) for column in columns)])
     return [header, *lines]
 
 
@@ -104,7 +104,7 @@ def ratio_table() -> list[list[str]]:
 
 
 def _extremes(of_collectives: Iterable[Comparison]) -> list[str]:
-    found = [(value, size, one.collective) for one in of_collectives for size, value in one.ratios.items()]
+    found = [(value, size, one.call.collective) for one in of_collectives for size, value in one.ratios.items()]
     several = len({collective for _, _, collective in found}) > 1
 
     def told(one: tuple[float, int, str]) -> str:
@@ -112,7 +112,7 @@ def _extremes(of_collectives: Iterable[Comparison]) -> list[str]:
         return f"{ratio(value)} ({f'{collective}, ' if several else ''}{format_bytes(size)})"
 
     sizes = sorted({size for _, size, _ in found if size})
-    mean = ratio(geometric_mean(value for value, _, _ in found))
+    mean = ratio(statistics.geometric_mean(value for value, _, _ in found))
     return [f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", told(min(found)), told(max(found)), mean]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.hosts import INTERFACE, Hosts
 
 from ringlet.bench import repository
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import BenchError
 
 _PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 

@@ -321,5 +321,5 @@ def test_the_benchmark_measures_on_a_device(own_pool):
 
 def test_registered_memory_of_a_gpu_is_set_aside():
     on_gpu = Sweep(device="cuda", memory=("registered",), end_bytes=64 << 20)
-    assert on_gpu.gpu_heap_mib >= 2 * 64
-    assert replace(on_gpu, memory=("ordinary",)).gpu_heap_mib == Sweep().gpu_heap_mib == 0
+    assert int(on_gpu.environment()["RINGLET_GPU_HEAP_MIB"]) >= 2 * 64
+    assert replace(on_gpu, memory=("ordinary",)).environment() == Sweep().environment() == {}

@@ -19,10 +19,9 @@ from benchmarks.clusters import read_cluster
 
 from ringlet.bench import report, repository, results
 from ringlet.bench import run as bench_run
-from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import BenchError, Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.jobs import Job, Jobs
-from ringlet.bench.plot import plot, quartiles
+from ringlet.bench.plot import plot
 from ringlet.bench.ranks import data
 from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
 from ringlet.bench.run import Outcome, plan_samples, run, turns
@@ -235,7 +234,6 @@ def test_ratios_are_paired_within_a_round_against_the_best_peer() -> None:
         rows += [a_row("ringlet", 5 * drift, round_, size=16), a_row("mpich", 60 * drift, round_, size=16)]
     (found,) = results.compare(rows)
     assert found.rivals == "best MPI" and found.ratios == {4: 3.0, 16: 12.0}
-    assert found.geometric_mean == pytest.approx(6.0)
 
 
 def test_a_wrong_configuration_has_no_ratio_and_is_no_rival(tmp_path: Path) -> None:
@@ -276,14 +274,13 @@ def test_rows_of_several_calls_are_not_mixed(tmp_path: Path) -> None:
 
 def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert quartiles([3.0]) == (3.0, 3.0) and quartiles([5.0, 1.0, 2.0, 3.0, 4.0]) == (2.0, 4.0)
     rows = [a_row("ringlet", 2.0 + round_, round_, size=size) for round_ in range(5) for size in (4, 1024)]
     rows += [a_row("gloo", 9.0, round_, size=size) for round_ in range(5) for size in (4, 1024)]
     for name in ("first.svg", "second.svg"):
         plot(rows, tmp_path / name)
     drawn = (tmp_path / "first.svg").read_text()
     assert drawn == (tmp_path / "second.svg").read_text(), "the same rows give the same bytes"
-    for text in ("median of 5 rounds", "quartiles", "GB/s", "µs", "1 KiB", "4 B"):
+    for text in ("whisker: range", "GB/s", "µs", "1 KiB", "4 B"):
         assert f"<!-- {text}" in drawn or text in drawn, text
     plot([row for row in rows if row["library"] == "gloo"], tmp_path / "alone.svg")
     assert "fastest peer" not in (tmp_path / "alone.svg").read_text()
@@ -478,14 +475,11 @@ def test_a_named_peer_that_is_missing_stops_everything(monkeypatch: pytest.Monke
     assert bench("--peers", "mpich") == 2
 
 
-def test_a_peer_not_named_may_be_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_not_named_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(repository, "root", lambda: tmp_path)
     monkeypatch.setattr(bench_cli, "run", lambda sweep, seen: Outcome([a_row("ringlet", 1.0, 0)]))
     assert build_sweep(parse()).peers == ("gloo",)
     assert bench() == 0
-    assert "without openmpi, mpich, intelmpi: run `make peers`" in capsys.readouterr().err
 
 
 def processes_of(jobs: Jobs) -> list[int]:

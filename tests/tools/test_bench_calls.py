@@ -22,11 +22,11 @@ def test_every_call_of_torch_beside_gloo(tmp_path: Path) -> None:
     outcome = run(sweep)
     assert outcome.refused == {} and results.wrong_elements(outcome.rows) == 0
     found = results.compare(outcome.rows)
-    told = [(one.collective, one.config.memory, list(one.ratios)) for one in found]
+    told = [(one.call.collective, one.config.memory, list(one.ratios)) for one in found]
     assert sorted(told) == sorted(
         (collective, one, [0 if collective == "barrier" else 4096]) for collective in CALLS for one in memory
     )
-    assert list(dict.fromkeys(one.collective for one in found)) == list(CALLS)
+    assert list(dict.fromkeys(one.call.collective for one in found)) == list(CALLS)
     page = report.markdown(outcome.rows, {})
     assert f"# {len(CALLS)} collectives on" in page and "all_to_all_list auto, allocator, via torch" in page
     means = [line for line in page.splitlines() if line.startswith("| of all collectives |")]

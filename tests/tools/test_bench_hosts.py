@@ -13,8 +13,7 @@ from benchmarks.uplinks import busiest_uplink, over_stream, stream_times, uplink
 
 from hosts import require_hosts
 from ringlet.bench import report, repository, results
-from ringlet.bench.cases import Sweep
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import BenchError, Sweep
 from ringlet.bench.run import run
 from ringlet.cli import bench as cli
 from ringlet.cli.main import main, make_parser

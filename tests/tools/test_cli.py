@@ -236,12 +236,12 @@ def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp
     def broken(*arguments):
         raise FileNotFoundError(2, "No such file or directory", "/proc/self")
 
-    for owner, name in ((doctor.os, "sched_getaffinity"), (doctor.repository, "installed"), (doctor._C, "kernels")):
+    for owner, name in ((doctor.os, "sched_getaffinity"), (doctor._C, "kernels")):
         monkeypatch.setattr(owner, name, broken)
     monkeypatch.setattr(doctor, "congestion_controls", broken)
     assert main(("doctor",)) == 1
     told = capsys.readouterr().out
-    for part in ("host", "kernels", "transport", "peers"):
+    for part in ("host", "kernels", "transport"):
         assert re.search(rf"^{part} +\(rest\) +fails +the check raised: .*/proc/self", told, re.MULTILINE), told
     assert "gpu        CUDA" in told, "the parts after it are examined"
 

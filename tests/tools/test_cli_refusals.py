@@ -164,9 +164,9 @@ def test_a_refusal_says_what_to_do(words, told, idle, capsys):
 
 def test_what_the_machine_cannot_hold_is_not_tried(idle, capsys, monkeypatch):
     monkeypatch.setattr(bench_cli, "machine_bytes", lambda: 16 << 30)
-    # of ringlet, gloo and the MPI libraries that are installed
-    assert re.search(r"[2-5]000 processes, more than .* 16 GiB can hold", refusal(capsys, "bench", "--world", "1000"))
-    assert "2 buffers of 9 GiB are more than this machine's 16 GiB" in refusal(capsys, "bench", "-e", "9G")
+    needs = r"1000 ranks with buffers of 4 KiB need \d+ GiB, more than this machine's 16 GiB: lower --world or -e"
+    assert re.search(needs, refusal(capsys, "bench", "--world", "1000", "-e", "4K"))
+    assert "2 ranks with buffers of 9 GiB need 18 GiB" in refusal(capsys, "bench", "-e", "9G")
     with pytest.raises(WorkBegan):
         main(("bench", "-e", "8G"))
 

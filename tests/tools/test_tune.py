@@ -9,9 +9,8 @@ import shutil
 import pytest
 
 from ringlet import _C
-from ringlet.bench import thresholds
 from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
-from ringlet.cli import bench, doctor, outputs, tune
+from ringlet.cli import bench, outputs
 from ringlet.cli.main import main
 from ringlet.cli.tune import alternatives
 from ringlet.errors import InvalidUsage
@@ -145,8 +144,8 @@ def measured_on_gpus(monkeypatch):
     }  # fmt: skip
 
     def measure(sweep):
-        given = pathlib.Path(os.environ["RINGLET_TABLE"]).read_text()
-        seen.append((sweep, os.environ["RINGLET_PEER_MEMORY_BYTES"], given))
+        given = {"table": pathlib.Path(sweep.variables["RINGLET_TABLE"]).read_text()}
+        seen.append((sweep, given | {"peers up to": sweep.variables["RINGLET_PEER_MEMORY_BYTES"]}))
         return gpu_rows(sweep, speeds), meta
 
     monkeypatch.setattr(bench, "measure", measure)
@@ -154,16 +153,15 @@ def measured_on_gpus(monkeypatch):
     return seen, meta
 
 
-def test_the_limit_between_peers_and_nccl_is_written_as_rules(tmp_path, monkeypatch, measured_on_gpus):
+def test_the_limit_between_peers_and_nccl_is_written_as_rules(tmp_path, measured_on_gpus):
     seen, _ = measured_on_gpus
-    monkeypatch.delenv("RINGLET_PEER_MEMORY_BYTES", raising=False)
     table = tmp_path / "table"
     words = ("tune", "--device", "cuda", "--world", "2,4", "--collective", "all_reduce,broadcast", "-o", str(table))
     assert main(words) == 0
-    assert [(sweep.worlds, sweep.device, sweep.algorithms) for sweep, *_ in seen] == [
+    assert [(sweep.worlds, sweep.device, sweep.algorithms) for sweep, _ in seen] == [
         ((world,), "cuda", ("auto", "nccl")) for world in (2, 4)
     ]
-    assert {told[1:] for told in seen} == {(str(1 << 60), "")} and "RINGLET_PEER_MEMORY_BYTES" not in os.environ
+    assert all(told == {"table": "", "peers up to": str(1 << 60)} for _, told in seen)
     text = table.read_text()
     rules = [line.partition("#")[0].split() for line in text.splitlines() if not line.startswith("#")]
     assert rules == [
@@ -198,104 +196,14 @@ def test_rules_for_gpus_that_cannot_be(rule, said):
         _C.chosen("all_reduce", 1, 2, "gpus", rule)
 
 
-OTHERS = "tuned streaming_bytes 4MiB processor Other-1\n"
-
-
-def test_calibrating_replaces_this_processors_lines_only(tmp_path, monkeypatch, capsys):
-    table, mine = tmp_path / "table", _C.processor_model()
-    rule = f"all_reduce world 3 ring  # {mine}\n"
-    old = f"# calibrated {mine}: sizes\ntuned in_place_segment_bytes 8KiB processor {mine}  # built in 4MiB\n"
-    table.write_text(rule + OTHERS + old)
-    monkeypatch.setenv("RINGLET_TABLE", str(table))
-    found = [thresholds.Found("small_bytes_of_two", 65536, {"registered/131072": 1.1, "ordinary/131072": 1.0})]
-    monkeypatch.setattr(tune, "calibrate", lambda built_in: (found, 1.5))
-    assert main(("tune", "--calibrate")) == 0
-    text, said = table.read_text(), capsys.readouterr()
-    assert text == said.out and rule in text and OTHERS in text and "8KiB" not in text
-    assert text.count(f"# calibrated {mine}: ") == 1 and "calibrated this processor" in said.err
-    assert _C.tuned(text, "Other-1")["streaming_bytes"] == 4 << 20
-    assert _C.tuned(text, mine) == USUAL | {"small_bytes_of_two": 65536}
-    (finding,) = (one for one in doctor.examine() if one.name == "calibration")
-    assert (finding.state, finding.told) == ("ok", f"{mine}: 1 size differs from the built-in ones")
-
-
-def test_a_table_stays_where_nothing_could_be_calibrated(tmp_path, monkeypatch, capsys):
+def test_lines_of_sizes_stay_and_count_meanwhile(tmp_path, measured_on_gpus):
     table = tmp_path / "table"
-    table.write_text(OTHERS)
-    monkeypatch.setenv("RINGLET_TABLE", str(table))
-    monkeypatch.setattr(thresholds, "LEAST_SHARE", 1.1)  # as on a machine that is busy
-    assert main(("tune", "--calibrate")) == 2
-    assert "calibrate while nothing else runs" in capsys.readouterr().err and table.read_text() == OTHERS
-    (finding,) = (one for one in doctor.examine() if one.name == "calibration")
-    assert finding.state == "absent" and "ringlet tune --calibrate" in finding.advice
-
-
-def test_a_real_calibration_gives_values_that_a_table_takes(monkeypatch):
-    monkeypatch.setattr(thresholds, "LEAST_SHARE", 0.0)  # whatever else runs
-    found, seconds = thresholds.calibrate(USUAL)
-    text = "".join(thresholds.table_line(one.name, one.value, "A-1") for one in found)
-    assert _C.tuned(text, "A-1") == USUAL | {one.name: one.value for one in found} and seconds > 0
-    assert all(one.value != USUAL[one.name] and max(one.gains.values()) >= 1.05 for one in found)
-
-
-USUAL = _C.tuned("", "")
-
-
-def test_built_in_sizes_without_a_limit_can_be_written():
-    text = "".join(thresholds.table_line(name, value, "A-1") for name, value in thresholds.writable(USUAL).items())
-    most = max(max(one.ways) for one in thresholds.SIZES if one.ways)
-    assert _C.tuned(text, "A-1") == {name: min(value, most) for name, value in USUAL.items()}
-
-
-def calibrated(fast: dict[str, dict[int, float]], unsteady: bool = False) -> dict[str, int]:
-    """What is chosen where some values are as many times as fast as the others, by name and value, in 8 rounds."""
-    times = {}
-    for point in thresholds.points(USUAL):
-        speeds = [fast.get(point.name, {}).get(value, 1.0) for value in point.values]
-        drift = [1.0, 2.0] * 4  # of the machine
-        noise = [0.5, 3.0] * 4 if unsteady else [1.0] * 8
-        times[point] = [[d * (n if s != 1 else 1) / s for s in speeds] for d, n in zip(drift, noise, strict=True)]
-    return {name: value for name, value in thresholds.choose(times, USUAL).items() if value != USUAL[name]}
-
-
-def test_a_size_is_chosen_where_it_is_clearly_faster():
-    assert calibrated({}) == {}
-    assert calibrated({"staged_segment_bytes": {512 << 10: 1.2, 1 << 20: 1.1}}) == {"staged_segment_bytes": 512 << 10}
-    assert calibrated({"staged_segment_bytes": {512 << 10: 1.04}}) == {}
-    assert calibrated({"staged_segment_bytes": {512 << 10: 1.2}}, unsteady=True) == {}
-
-
-def test_a_threshold_moves_while_the_other_way_is_faster():
-    known = {one.name: one for one in thresholds.SIZES}
-    small, stream = known["small_bytes_of_two"], known["streaming_bytes"]
-    (below, above) = small.ways
-    assert calibrated({small.name: {above: 1.2}}) == {small.name: min(small.sizes) // 2}
-    assert calibrated({small.name: {below: 1.2}}) == {small.name: max(small.sizes)}
-    (below, above) = stream.ways
-    assert calibrated({stream.name: {above: 1.2}}) == {stream.name: min(stream.sizes)}
-    assert calibrated({stream.name: {below: 1.2}}) == {stream.name: 2 * max(stream.sizes)}
-
-
-def test_a_size_that_is_slower_anywhere_is_not_chosen():
-    assert thresholds.better([[1.2] * 4, [1.0] * 4]) and not thresholds.better([[1.2] * 4, [0.98] * 4])
-    assert thresholds.better([[1.2] * 4, [0.98, 0.98, 1.1, 1.1]])  # noise
-    assert not thresholds.better([[1.01] * 4])
-
-
-def test_the_second_pass_measures_where_two_values_differ_and_decides():
-    chosen = {"small_bytes_of_two": 128 << 10, "streaming_bytes": 16 << 20, "staged_segment_bytes": 512 << 10}
-    again = thresholds.differing(chosen, USUAL)
-    sizes = {(point.name, point.bytes >> 10) for point in again}
-    assert {size for name, size in sizes if name == "small_bytes_of_two"} == {256, 512}
-    assert {size for name, size in sizes if name == "streaming_bytes"} == {8 << 10}  # 16 MiB is streamed with both
-    assert {size for name, size in sizes if name == "staged_segment_bytes"} == {2 << 10, 4 << 10, 16 << 10}
-    gain = {"small_bytes_of_two": 1.5, "streaming_bytes": 0.9, "staged_segment_bytes": 1.02}
-    times = {point: [[gain[point.name], 1.0]] * 8 for point in again}
-    (found,) = thresholds.confirmed(times, chosen, USUAL)
-    assert (found.name, found.value) == ("small_bytes_of_two", 128 << 10)
-    assert found.gains == {
-        f"{memory}/{size << 10}": 1.5 for memory in ("registered", "ordinary") for size in (256, 512)
-    }
+    table.write_text("all_reduce world 3 ring\ntuned streaming_bytes 4MiB processor Other-1\n")
+    assert main(("tune", "--device", "cuda", "-o", str(table))) == 0
+    (_, given), *_ = measured_on_gpus[0]
+    assert given["table"] == "tuned streaming_bytes 4MiB processor Other-1\n"
+    text = table.read_text()
+    assert _C.tuned(text, "Other-1")["streaming_bytes"] == 4 << 20 and "world 3" not in text
 
 
 @pytest.mark.parametrize(
@@ -383,7 +291,7 @@ def test_a_table_that_is_no_text_is_refused(text, tmp_path, monkeypatch, capsys)
     table = tmp_path / "table"
     table.write_bytes(text)
     monkeypatch.setenv("RINGLET_TABLE", str(table))
-    for words in (("--show",), ("-o", str(table)), ("--calibrate",)):
+    for words in (("--show",), ("-o", str(table))):
         assert main(("tune", *words)) == 2
         assert f"{table} is not UTF-8 text" in capsys.readouterr().err
     assert table.read_bytes() == text

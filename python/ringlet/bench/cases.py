@@ -8,10 +8,13 @@ others `bytes` is `world` blocks of `count` elements.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .exceptions import BenchError
+from ringlet.errors import Error
+
 from .ranks.case import ITEM_BYTES, KEEP_BYTES, LISTS, REDUCING, SPLIT, Case
 
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
@@ -21,6 +24,10 @@ LIMIT = "limit"  # no library: the least time that two cores of this machine all
 PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL, LIMIT)
 DEVICES = ("cpu", "cuda")
 OWN_OF_NCCL = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")  # have the algorithm "nccl"
+
+
+class BenchError(Error):
+    """A sweep that cannot run, or a rank that died in one; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Sweep:
 
     hosts: the Cluster of benchmarks/clusters.py to run on, whose world `worlds` then is; None: this machine, as it is.
     transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
-    device: of the buffers; rank r's are on GPU r modulo the number of GPUs.
+    device: of the buffers; rank r's are on GPU r modulo the number of GPUs. variables: of the ranks' environment.
     """
 
     worlds: tuple[int, ...] = (2,)
@@ -71,6 +78,7 @@ class Sweep:
     hosts: Any = None
     transport: str = ""
     device: str = "cpu"
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         on_gpu, hosts = self.device != "cpu", self.hosts
@@ -92,11 +100,13 @@ class Sweep:
             if wrong:
                 raise BenchError(what)
 
-    @property
-    def gpu_heap_mib(self) -> int:
-        """Registered memory for a rank on its GPU: two buffers of the largest size, and what smaller ones keep."""
-        on_gpu = self.device != "cpu" and "registered" in self.memory
-        return math.ceil((2 * self.end_bytes + 8 * KEEP_BYTES) / (1 << 20)) if on_gpu else 0
+    def environment(self) -> dict[str, str]:
+        """Variables of the ranks. Registered memory on a GPU: two buffers of the largest size, and what smaller ones
+        keep."""
+        if self.device == "cpu" or "registered" not in self.memory:
+            return dict(self.variables)
+        mebibytes = math.ceil((2 * self.end_bytes + 8 * KEEP_BYTES) / (1 << 20))
+        return {"RINGLET_GPU_HEAP_MIB": os.environ.get("RINGLET_GPU_HEAP_MIB", str(mebibytes)), **self.variables}
 
     def configs(self) -> list[Config]:
         """ringlet's ways, then the peers; through torch there is no choice of algorithm."""
@@ -147,13 +157,11 @@ def format_bytes(size: int) -> str:
     return f"{size} B"
 
 
-def bus_factor(collective: str, world: int) -> float:
-    """busbw / algbw: the bytes that the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md)."""
+def bus_factor(collective: str, world: int, library: str = "") -> float:
+    """busbw / algbw: the bytes that the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md). The stream
+    carries its bytes once, whatever it is compared with."""
+    if library == STREAM:
+        return 1.0
     if collective == "all_reduce":
         return 2 * (world - 1) / world
     return (world - 1) / world if LISTS.get(collective, collective) in SPLIT else 1.0
-
-
-def bus_factor_of(library: str, collective: str, world: int) -> float:
-    """`bus_factor`, but for the stream, which carries its bytes once whatever it is compared with."""
-    return 1.0 if library == STREAM else bus_factor(collective, world)

@@ -17,39 +17,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from . import repository
-from .cases import MPI_PEERS, STREAM
-from .exceptions import BenchError
+from .cases import MPI_PEERS, STREAM, BenchError
 
 _STOP_S = 10.0
-_RANKS = Path(__file__).parent / "ranks"
 
 
 class Job:
-    """One library's ranks. Not thread-safe; killed by `Jobs`."""
+    """One library's ranks. Not thread-safe; killed by `Jobs`. hosts: as in Jobs."""
 
-    def __init__(self, name: str, world: int, commands: list[list[str]], env: dict[str, str], folder: Path) -> None:
-        self.name, self.world = name, world
-        self.version = self.transport = ""
-        self._folder, self._log = folder, folder / (name.replace("/", "-") + ".log")
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(
+        self, name: str, world: int, commands: list[list[str]], env: Mapping[str, str], folder: Path, hosts: Any = None
+    ) -> None:
+        self.name, self.world, self.version = name, world, ""
+        self._hosts, self._folder, self._log = hosts, folder, folder / (name.replace("/", "-") + ".log")
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._shared_files: set[Path] = set()
-        self.hosts: Any = None  # as in Jobs
         with open(self._log, "wb") as log:
-            for command in commands:
-                self._processes.append(
-                    subprocess.Popen(
-                        command, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
+            self._processes = [
+                subprocess.Popen(
+                    command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
+                )
+                for command in commands
+            ]  # fmt: skip
 
     def attach(self, connection: Connection, hello: dict[str, Any]) -> None:
         self._connections[hello["rank"]], self._pids[hello["rank"]] = connection, hello["pid"]
@@ -65,8 +62,7 @@ class Job:
                 raise self._died(f"ended with status {process.returncode} before its ranks were ready")
 
     def await_ready(self, timeout_s: float) -> None:
-        ready = self._answers(timeout_s, "start")
-        self.version, self.transport = ready[0]["version"], ready[0]["transport"]
+        self.version = self._answers(timeout_s, "start")[0]["version"]
         self._note_shared_files()
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
@@ -81,17 +77,14 @@ class Job:
 
     def traffic(self) -> list[Any]:
         """The uplinks' counters. They count all jobs, but jobs are measured in turns. None without emulated hosts."""
-        return self.hosts.traffic() if self.hosts else []
+        return self._hosts.traffic() if self._hosts else []
 
     def stop(self) -> None:
         """Ends the processes in order. `kill` ends those that do not stop."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.send_bytes(b'{"do": "stop"}')
-        until = time.monotonic() + _STOP_S
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
+        _await(self._processes, _STOP_S)
 
     def kill(self) -> None:
         """Ends the rest: first mpiexec, in order, so that it removes its files, then everything."""
@@ -99,10 +92,8 @@ class Job:
         self._note_shared_files()
         for process in running:
             process.terminate()
-        until = time.monotonic() + _STOP_S / 5
+        _await(running, _STOP_S / 5)
         for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -145,10 +136,18 @@ class Job:
         return BenchError(f"{self.name}, {self.world} ranks: {what}" + "".join(f"\n  | {line}" for line in said))
 
 
+def _await(processes: Iterable[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Waits at most so long, in all, until they have ended."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+
+
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: a `Hosts` of benchmarks/hosts.py; None: this machine. transport, device, gpu_heap_mib: as in `Sweep`.
+    hosts: a `Hosts` of benchmarks/hosts.py; None: this machine. transport, device, variables: as in `Sweep`.
     """
 
     def __init__(
@@ -160,10 +159,10 @@ class Jobs:
         hosts: Any = None,
         transport: str = "",
         device: str = "cpu",
-        gpu_heap_mib: int = 0,
+        variables: Mapping[str, str] = {},
     ) -> None:
         self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
-        self._hosts, self._transport, self._device, self._gpu_heap_mib = hosts, transport, device, gpu_heap_mib
+        self._hosts, self._transport, self._device, self._variables = hosts, transport, device, variables
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
@@ -174,9 +173,8 @@ class Jobs:
                 listener.bind(str(path))
                 listener.listen(self._world * len(self._names))
                 for name in self._names:
-                    commands, env = self._commands(name)
-                    self._jobs[name] = Job(name, self._world, commands, env, self._folder)
-                    self._jobs[name].hosts = self._hosts
+                    commands, env = self._commands(name, str(path))
+                    self._jobs[name] = Job(name, self._world, commands, env, self._folder, self._hosts)
                 self._accept(listener)
             for job in self._jobs.values():
                 job.await_ready(self._timeout_s)
@@ -215,35 +213,33 @@ class Jobs:
             if hello["host"] != wanted:
                 raise BenchError(f"{hello['job']}: rank {hello['rank']} runs on {hello['host']}, not on {wanted}")
 
-    def _commands(self, name: str) -> tuple[list[list[str]], dict[str, str]]:
-        """The commands that start a job's ranks, and the variables they get."""
-        library, socket_path = name.partition("/")[0], str(self._folder / "socket")
+    def _commands(self, name: str, path: str) -> tuple[list[list[str]], dict[str, str]]:
+        """The commands that start a job's ranks, and the variables they get. path: of the socket."""
+        library = name.partition("/")[0]
         # One thread a rank, as torchrun sets; files that a killed MPI leaves go with the folder.
         env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
         if library in MPI_PEERS:
-            # This package's `ranks`, which the peers' own Python imports without ringlet or torch.
-            env |= {"RINGLET_BENCH_RANKS": str(_RANKS), "PYTHONPATH": ""}
             mpi = repository.module("peers.mpi")
+            # The peers' own Python imports this package's `ranks`, without ringlet or torch.
+            env |= {"RINGLET_BENCH_RANKS": str(Path(__file__).parent / "ranks"), "PYTHONPATH": ""}
             env |= mpi.environment(library, self._world, self._hosts)
-            return [mpi.command(library, self._world, name, socket_path, self._hosts)], env
-        package_root = str(Path(__file__).resolve().parents[2])
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
-        if self._hosts:
-            env["GLOO_SOCKET_IFNAME"] = self._hosts.interface
-        if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
-            env["RINGLET_TRANSPORT"] = self._transport
-        if self._gpu_heap_mib and "RINGLET_GPU_HEAP_MIB" not in os.environ:
-            env["RINGLET_GPU_HEAP_MIB"] = str(self._gpu_heap_mib)
-        store = str(self._folder / (name.replace("/", "-") + ".store"))
+            return [mpi.command(library, self._world, name, path, self._hosts)], env
+        env |= self._variables
         module, last = "ringlet.bench.ranks.torch_ranks", [self._transport, self._device]
+        places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         if library == STREAM:
             module, last = "benchmarks.peers.raw_tcp", repository.module("peers.raw_tcp").ends(self._hosts)
-            env["PYTHONPATH"] = os.pathsep.join((str(repository.root()), env["PYTHONPATH"]))
+            places.insert(0, str(repository.root()))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
+            env["RINGLET_TRANSPORT"] = self._transport
+        store = str(self._folder / (name.replace("/", "-") + ".store"))
         start = [sys.executable, "-m", module, name]
-        commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]
+        commands = [[*start, str(rank), str(self._world), path, store, *last] for rank in range(self._world)]
         if self._hosts:
-            places = map(self._hosts.cluster.host_of, range(self._world))
-            commands = [self._hosts.command(host, line) for host, line in zip(places, commands, strict=True)]
+            env["GLOO_SOCKET_IFNAME"] = self._hosts.interface
+            places_of = map(self._hosts.cluster.host_of, range(self._world))
+            commands = [self._hosts.command(host, line) for host, line in zip(places_of, commands, strict=True)]
         return commands, env
 
     def _kill(self) -> None:

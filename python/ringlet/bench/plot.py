@@ -5,30 +5,24 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .cases import LIMIT, PEERS, STREAM, Config, format_bytes
-from .exceptions import BenchError
-from .results import Comparison, Row, call_of, compare, config_of, median_rows
+from .cases import LIMIT, PEERS, STREAM, BenchError, Config, format_bytes
+from .results import Row, by_call, compare, config_of
 
 FORMATS = (".svg", ".png", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; peers in greys and dashes, ringlet in colour.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E3C99")
 _MARKERS = "osD^vPX*"
-_PEERS = {
-    "gloo": ("#111111", ":", "v"), "openmpi": ("#666666", "--", "s"), "mpich": ("#8A8A8A", "-.", "^"),
-    "intelmpi": ("#3C3C3C", (0, (5, 1, 1, 1, 1, 1)), "D"), STREAM: ("#BBBBBB", "-", "x"),
-    "nccl": ("#444444", "--", "P"), LIMIT: ("#B00000", (0, (1, 1)), ""),
-}  # fmt: skip
+_DASHES = (":", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), "-", (0, (3, 3)), (0, (1, 1)))
 _LOOK: dict[Any, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ringlet",
 }  # fmt: skip
 
-Styles = dict[Config, dict[str, Any]]
+Style = dict[str, Any]
 
 
 def require_matplotlib() -> None:
@@ -38,8 +32,9 @@ def require_matplotlib() -> None:
 
 
 @contextlib.contextmanager
-def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, which is written at the end. The ending of `path` chooses the format: .svg, .png, .pdf."""
+def _figure(path: Path, rows: int, columns: int) -> Iterator[Any]:
+    """Axes by row, whose figure is written at the end, with one legend for all. The ending of `path` chooses the
+    format."""
     require_matplotlib()
     import matplotlib
 
@@ -47,8 +42,12 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> I
     import matplotlib.pyplot as plt
 
     with plt.rc_context(_LOOK):
+        size = (6.2 * columns, 4.8 * rows + 0.8)
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-        yield figure, axes
+        yield axes
+        lines = [axis.get_legend_handles_labels() for axis in axes[:, 0]]
+        named = {label: line for found in lines for line, label in zip(*found, strict=True)}
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
         # No date, no version: the same rows give the same bytes.
         figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         plt.close(figure)
@@ -57,107 +56,70 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> I
 def plot(rows: list[Row], path: Path) -> None:
     """A row of panels per call that moves data."""
     rows = [row for row in rows if row["bytes"] > 0]
-    calls = list(dict.fromkeys(map(call_of, rows)))
-    if not calls:
+    if not rows:
         raise BenchError("--plot: no measured call has a size: give a collective that moves data")
-    styles = _styles([config_of(row) for row in median_rows(rows)])
+    calls = by_call(rows)
+    styles = _styles(dict.fromkeys(config_of(row) for _, medians in calls for row in medians))
     fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer not in (STREAM, LIMIT)]})
-    panels = 3 if fastest else 2
-    with _figure(path, len(calls), panels, (6.2 * panels, 4.8 * len(calls) + 0.8)) as (figure, axes):
-        for line, call in zip(axes, calls, strict=True):
-            here = [row for row in rows if call_of(row) == call]
-            _draw_measured(line, median_rows(here), styles)
-            if fastest:
-                _draw_ratios(line[2], [one for one in fastest if one.call == call], styles, here)
-        found = {
-            label: handle
-            for axis in axes[:, 0]
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    with _figure(path, len(calls), 3 if fastest else 2) as axes:
+        for (time, bandwidth, *ratio), (call, medians) in zip(axes, calls, strict=True):
+            lines: dict[Config, list[Row]] = defaultdict(list)
+            for row in medians:
+                lines[config_of(row)].append(row)
+            sizes = [row["bytes"] for row in medians]
+            for config, points in lines.items():
+                here = [row["bytes"] for row in points]
+                time.plot(here, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
+                bandwidth.plot(here, [row["busbw_gbps"] for row in points], **styles[config])
+            op = "" if call.op in ("sum", "none") else f", {call.op}"
+            what = f"{call.collective}, {call.world} ranks, {call.dtype}{op}"
+            _dress(time, f"{what}: time", "median time of a call (less is better)", sizes)
+            _spread_ticks(time, _duration)
+            _dress(bandwidth, "bus bandwidth", "GB/s (more is better)", sizes)
+            bandwidth.set_ylim(bottom=0)
+            for axis in ratio:
+                for one in (one for one in fastest if one.call == call):
+                    spread = [
+                        [abs(end(one.rounds[size]) - one.ratios[size]) for size in one.ratios] for end in (min, max)
+                    ]
+                    axis.errorbar(one.ratios.keys(), one.ratios.values(), spread, elinewidth=0.9, **styles[one.config])
+                axis.axhline(1.0, color="#444444", linewidth=1.0, zorder=1)
+                _dress(axis, "ringlet against the fastest peer", "times as fast as the fastest peer", sizes)
+                axis.set_xlabel("message size (line: median of the rounds; whisker: range)")
+                _spread_ticks(axis, lambda ratio: f"{ratio:g}x")
 
 
 def plot_times(times: Mapping[str, Mapping[int, float]], path: Path, title: str) -> None:
     """One panel: times[name] is a line, by size in bytes, in microseconds."""
-    with _figure(path, 1, 1, (9.2, 5.6)) as (figure, ((axis,),)):
+    with _figure(path, 1, 1) as ((axis,),):
         for place, (name, by_size) in enumerate(times.items()):
-            look: dict[str, Any] = {
-                "color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5,
-                "linestyle": "-" if place < len(_COLOURS) else (0, (4, 1.5)),
-            }  # fmt: skip
-            axis.plot(list(by_size), list(by_size.values()), label=name, **look)
-        _dress(axis, title, "time (less is better)", [{"bytes": size} for one in times.values() for size in one])
+            axis.plot(by_size.keys(), by_size.values(), label=name, **_coloured(place))
+        _dress(axis, title, "time (less is better)", [size for one in times.values() for size in one])
         _spread_ticks(axis, _duration)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=9)
 
 
-def _draw_measured(axes: Sequence[Any], merged: list[Row], styles: Styles) -> None:
-    """Time on logarithmic axes, bus bandwidth on a linear one."""
-    time, bandwidth = axes[0], axes[1]
-    lines: dict[Config, list[Row]] = defaultdict(list)
-    for row in merged:
-        lines[config_of(row)].append(row)
-    for config, points in lines.items():
-        sizes = [row["bytes"] for row in points]
-        time.plot(sizes, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
-        bandwidth.plot(sizes, [row["busbw_gbps"] for row in points], **styles[config])
-    call = call_of(merged[0])
-    op = "" if call.op in ("sum", "none") else f", {call.op}"
-    what = f"{call.collective}, {call.world} ranks, {call.dtype}{op}"
-    _dress(time, f"{what}: time", "median time of a call (less is better)", merged)
-    _spread_ticks(time, _duration)
-    _dress(bandwidth, "bus bandwidth", "GB/s (more is better)", merged)
-    bandwidth.set_ylim(bottom=0)
+def _coloured(place: int) -> Style:
+    return {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
 
 
-def _draw_ratios(axis: Any, ratios: list[Comparison], styles: Styles, rows: list[Row]) -> None:
-    """Medians over rounds as lines, with a box and whiskers a size; lines stand beside each other, not on top."""
-    for place, one in enumerate(ratios):
-        shift = 1.025 ** (place - (len(ratios) - 1) / 2)
-        sizes = [size * shift for size in one.ratios]
-        found = [one.rounds[size] for size in one.ratios]
-        style = styles[one.config]
-        axis.plot(sizes, list(one.ratios.values()), **style)
-        low, high = zip(*map(quartiles, found), strict=True)
-        axis.vlines(sizes, low, high, color=style["color"], linewidth=4, alpha=0.35, zorder=2)
-        axis.vlines(sizes, list(map(min, found)), list(map(max, found)), color=style["color"], linewidth=0.9, zorder=2)
-    axis.axhline(1.0, color="#444444", linewidth=1.0, zorder=1)
-    rounds = max((len(found) for one in ratios for found in one.rounds.values()), default=0)
-    _dress(axis, "ringlet against the fastest peer", "times as fast as the fastest peer", rows)
-    axis.set_xlabel(f"message size (line: median of {rounds} rounds; box: quartiles; whisker: range)")
-    if ratios:
-        _spread_ticks(axis, lambda ratio: f"{ratio:g}x")
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper quartile. Half of the values lie between them."""
-    if len(values) < 2:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
-def _styles(configs: list[Config]) -> Styles:
-    """A colour and a marker for each of ringlet's algorithms and vias; ordinary memory is hollow and thin."""
-    styles: Styles = {}
+def _styles(configs: Iterable[Config]) -> dict[Config, Style]:
+    """A colour and a marker for each of ringlet's algorithms and vias; ordinary memory is hollow and dashed."""
+    styles: dict[Config, Style] = {}
     ways: dict[tuple[str, str], int] = {}
-    for config in dict.fromkeys(configs):
-        if config.library in _PEERS:
-            colour, line, marker = _PEERS[config.library]
-            styles[config] = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4, "linewidth": 1.3}
-            continue
-        way = ways.setdefault((config.algorithm, config.via), len(ways))
-        colour, registered = _COLOURS[way % len(_COLOURS)], config.memory == "registered"
-        styles[config] = {
-            "color": colour, "marker": _MARKERS[way % len(_MARKERS)], "markersize": 5,
-            "linewidth": 2.0 if registered else 1.2, "linestyle": "-" if registered else (0, (4, 1.5)),
-            "markerfacecolor": colour if registered else "white", "zorder": 3,
-        }  # fmt: skip
+    for config in configs:
+        if config.library in PEERS:
+            place = PEERS.index(config.library)
+            grey = f"{0.1 + 0.6 * place / len(PEERS):.2f}"
+            styles[config] = {"color": grey, "linestyle": _DASHES[place], "marker": _MARKERS[place], "markersize": 4}
+        else:
+            styles[config] = _coloured(ways.setdefault((config.algorithm, config.via), len(ways)))
+            if config.memory != "registered":
+                styles[config] |= {"linestyle": (0, (4, 1.5)), "markerfacecolor": "white"}
     return styles
 
 
-def _dress(axis: Any, title: str, unit: str, rows: list[Row]) -> None:
-    sizes = sorted({row["bytes"] for row in rows})
+def _dress(axis: Any, title: str, unit: str, sizes: Iterable[int]) -> None:
+    sizes = sorted(set(sizes))
     axis.set_xscale("log", base=2)
     shown = sizes[:: math.ceil(len(sizes) / 7)]
     axis.set_xticks(shown, [format_bytes(size) for size in shown], fontsize=8)

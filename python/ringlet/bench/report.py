@@ -6,21 +6,13 @@ a measurement.
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from dataclasses import dataclass
 
 from . import repository
 from .cases import LIMIT, MPI_PEERS, Config, format_bytes
-from .results import (
-    Comparison,
-    Meta,
-    Row,
-    by_call,
-    compare,
-    config_of,
-    geometric_mean,
-    relative_to,
-    wrong_elements,
-)
+from .results import Call, Comparison, Meta, Row, by_call, compare, config_of, relative_to, wrong_elements
 
 
 @dataclass(frozen=True)
@@ -36,26 +28,20 @@ class Table:
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per call: a line per size and configuration."""
     tables, limits = [], relative_to(LIMIT, rows)
+    columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
+    columns += ["algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"]
     for call, here in by_call(rows):
         lines = []
         for row in here:
-            times_limit = limits.get((call, row["bytes"], config_of(row)))
-            lines.append(
-                [
-                    str(config_of(row)), row["transport"],
-                    str(row["bytes"]), str(row["count"]), row["dtype"], row["op"],
-                    time_text(row["time_us_min"]), time_text(row["time_us_p50"]), time_text(row["time_us_p99"]),
-                    f"{row['algbw_gbps']:.3g}", f"{row['busbw_gbps']:.3g}",
-                    *([] if not limits else ["" if times_limit is None else f"{times_limit:.2f}"]),
-                    "n/a" if row["wrong"] is None else str(row["wrong"]),
-                ]
-            )  # fmt: skip
-        columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
-        where = f"{call.world} ranks{_oversubscribed(call.world, meta)}"
-        title = f"{call}, {where}, medians of {here[0]['round']} rounds"
-        tables.append(
-            Table(title, [*columns, "algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"], lines, left=2)
-        )
+            line = [str(config_of(row)), *(str(row[key]) for key in ("transport", "bytes", "count", "dtype", "op"))]
+            line += [time_text(row[f"time_us_{what}"]) for what in ("min", "p50", "p99")]
+            line += [f"{row[rate]:.3g}" for rate in ("algbw_gbps", "busbw_gbps")]
+            if limits:
+                times_limit = limits.get((call, row["bytes"], config_of(row)))
+                line.append("" if times_limit is None else f"{times_limit:.2f}")
+            lines.append([*line, "n/a" if row["wrong"] is None else str(row["wrong"])])
+        title = f"{call}, {_ranks(call.world, meta)}, medians of {here[0]['round']} rounds"
+        tables.append(Table(title, columns, lines, left=2))
     return tables
 
 
@@ -63,46 +49,47 @@ def summary(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per world and set of rivals: how many times faster each configuration is, size by size. A configuration
     with wrong elements has no ratio."""
     tables = []
-    groups: dict[tuple[int, str], list[Comparison]] = {}
+    groups: dict[tuple[int, str], list[Comparison]] = defaultdict(list)
     for comparison in compare(rows):
-        groups.setdefault((comparison.world, comparison.rivals), []).append(comparison)
+        groups[comparison.call.world, comparison.rivals].append(comparison)
     for (world, rivals), comparisons in sorted(groups.items()):
-        sizes = sorted({size for comparison in comparisons for size in comparison.ratios})
-        lines = [
-            [format_bytes(size)] + [_ratio(comparison.ratios.get(size)) for comparison in comparisons] for size in sizes
-        ]
-        lines.append(["geometric mean"] + [_ratio(comparison.geometric_mean) for comparison in comparisons])
-        lines += _overall(comparisons)
+        columns = [one.ratios for one in comparisons]
+        sizes = sorted({size for ratios in columns for size in ratios})
+        lines = [[format_bytes(size), *(_ratio(ratios.get(size)) for ratios in columns)] for size in sizes]
+        means = (_ratio(statistics.geometric_mean(ratios.values())) for ratios in columns)
+        lines += [["geometric mean", *means], *_overall(comparisons)]
         present = sorted({row["library"] for row in rows if row["world"] == world and row["library"] in MPI_PEERS})
         among = f" ({', '.join(present)})" if rivals == "best MPI" else ""
-        title = f"time of {rivals}{among} / time of ringlet, {world} ranks{_oversubscribed(world, meta)}"
-        columns = ["size", *_headers(comparisons)]
-        tables.append(Table(title + ": median over rounds of ratios within a round", columns, lines))
+        title = f"time of {rivals}{among} / time of ringlet, {_ranks(world, meta)}"
+        title += ": median over rounds of ratios within a round"
+        tables.append(Table(title, ["size", *_headers(comparisons)], lines))
     return tables
 
 
 def _headers(comparisons: list[Comparison]) -> list[str]:
-    """The headers that distinguish the columns: configurations, calls, or both."""
-    calls = {comparison.call for comparison in comparisons}
-    collectives = {call.collective for call in calls}
-    told = {call: str(call) if len(calls) > len(collectives) else call.collective for call in calls}
-    configs = [str(comparison.config).removeprefix("ringlet ") for comparison in comparisons]
+    """What distinguishes the columns: configurations, calls, or both."""
+    calls = {one.call for one in comparisons}
+    configs = [str(one.config).removeprefix("ringlet ") for one in comparisons]
     if len(calls) == 1:
         return configs
-    if len(set(configs)) == 1:
-        return [told[comparison.call] for comparison in comparisons]
-    return [f"{told[comparison.call]} {config}" for comparison, config in zip(comparisons, configs, strict=True)]
+    several = len(calls) > len({call.collective for call in calls})
+
+    def told(call: Call) -> str:
+        return str(call) if several else call.collective
+
+    same = len(set(configs)) == 1
+    return [told(one.call) + ("" if same else f" {config}") for one, config in zip(comparisons, configs, strict=True)]
 
 
 def _overall(comparisons: list[Comparison]) -> list[list[str]]:
     """A line with each configuration's mean over all collectives and sizes, in its first column; none for one."""
-    if len({comparison.collective for comparison in comparisons}) == 1:
+    if len({one.call.collective for one in comparisons}) == 1:
         return []
-    ratios: dict[Config, list[float]] = {}
-    for comparison in comparisons:
-        ratios.setdefault(comparison.config, []).extend(comparison.ratios.values())
-    told: dict[Config, str] = {config: _ratio(geometric_mean(found)) for config, found in ratios.items()}
-    return [["of all collectives"] + [told.pop(comparison.config, "") for comparison in comparisons]]
+    ratios: dict[Config, list[float]] = defaultdict(list)
+    for one in comparisons:
+        ratios[one.config] += one.ratios.values()
+    means = {config: _ratio(statistics.geometric_mean(found)) for config, found in ratios.items()}
+    return [["of all collectives"] + [means.pop(one.config, "") for one in comparisons]]
 
 
 def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
@@ -115,13 +102,12 @@ def markdown(rows: list[Row], meta: Meta) -> str:
     collectives = list(dict.fromkeys(row["collective"] for row in rows))
     what = collectives[0] if len(collectives) == 1 else f"{len(collectives)} collectives"
     lines = [f"# {what} on {meta.get('machine', {}).get('name')}, {str(meta.get('date'))[:10]}", ""]
-    lines += ["Written by `ringlet bench --report`.", "", *facts(meta)]
-    rounds = 1 + max((row["round"] for row in rows), default=0)
-    lines += [
-        "",
-        f"Libraries interleaved, {rounds} rounds; wrong elements: {wrong_elements(rows)}. Times are medians over "
-        "rounds, in microseconds; a time is the maximum over ranks. Bandwidths in GB/s.",
-    ]
+    lines += ["Written by `ringlet bench --report`.", "", *facts(meta), ""]
+    lines.append(
+        f"Libraries interleaved, {1 + max(row['round'] for row in rows)} rounds; wrong elements: "
+        f"{wrong_elements(rows)}. Times are medians over rounds, in microseconds; a time is the maximum over ranks. "
+        "Bandwidths in GB/s."
+    )
     for table in [*uplinks(rows, meta), *summary(rows, meta), *measurements(rows, meta)]:
         lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
         lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
@@ -137,9 +123,9 @@ def facts(meta: Meta, **more: str) -> list[str]:
                      f"Linux {machine.get('kernel')}"),
         *(repository.module("uplinks").facts(meta) if meta.get("cluster") else ()),
         ("command", f"`{meta.get('command')}`"),
-        ("commit", str(meta.get("commit"))),
-        ("date", str(meta.get("date"))),
-        ("load average before", str(meta.get("load_before"))),
+        ("commit", meta.get("commit")),
+        ("date", meta.get("date")),
+        ("load average before", meta.get("load_before")),
         ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
         *((f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()),
         *(repository.module("machine_limit").facts(meta["limit"]) if meta.get("limit") else ()),
@@ -149,9 +135,9 @@ def facts(meta: Meta, **more: str) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in told)]
 
 
-def _oversubscribed(world: int, meta: Meta) -> str:
+def _ranks(world: int, meta: Meta) -> str:
     cores = meta.get("machine", {}).get("cores", world)
-    return f" on {cores} cores (oversubscribed)" if world > cores else ""
+    return f"{world} ranks" + (f" on {cores} cores (oversubscribed)" if world > cores else "")
 
 
 def time_text(us: float) -> str:

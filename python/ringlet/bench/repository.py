@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .cases import LIMIT, MPI_PEERS, STREAM
-from .exceptions import BenchError
+from .cases import LIMIT, MPI_PEERS, STREAM, BenchError
 
 
 def root() -> Path | None:

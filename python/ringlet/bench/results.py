@@ -30,18 +30,18 @@ import ringlet
 from ringlet.group import congestion_controls
 
 from . import repository
-from .cases import MPI_PEERS, NCCL, PEERS, Config, bus_factor_of, format_bytes
-from .exceptions import BenchError
+from .cases import MPI_PEERS, NCCL, PEERS, BenchError, Config, bus_factor, format_bytes
 from .run import Outcome, Row
 
 # The keys of a row, in their order: text, or a kind of number and the least that is good for medians and ratios.
 _TIME, _RATE, _WHOLE = (float, 1e-6), (float, 0), (int, 0)
+_TIMES = ("time_us_min", "time_us_p50", "time_us_p99")
 _ROW: dict[str, Any] = {
-    "library": str, "collective": str, "algorithm": str, "transport": str, "memory": str, "via": str,
-    "world": (int, 1), "bytes": _WHOLE, "count": _WHOLE, "dtype": str, "op": str,
-    "time_us_min": _TIME, "time_us_p50": _TIME, "time_us_p99": _TIME, "algbw_gbps": _RATE, "busbw_gbps": _RATE,
-    "wrong": _WHOLE, "uplink_bytes": _WHOLE, "round": _WHOLE,
-}  # fmt: skip
+    **dict.fromkeys(("library", "collective", "algorithm", "transport", "memory", "via"), str),
+    **{"world": (int, 1), "bytes": _WHOLE, "count": _WHOLE, "dtype": str, "op": str},
+    **dict.fromkeys(_TIMES, _TIME),
+    **{"algbw_gbps": _RATE, "busbw_gbps": _RATE, "wrong": _WHOLE, "uplink_bytes": _WHOLE, "round": _WHOLE},
+}
 KEYS = tuple(_ROW)
 _OPTIONAL = ("wrong", "uplink_bytes")  # None: not checked; not on emulated hosts
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
@@ -70,35 +70,28 @@ def config_of(row: Row) -> Config:
     return Config(row["library"], row["algorithm"], row["memory"], row["via"])
 
 
-def median_rows(rows: Iterable[Row]) -> list[Row]:
-    """One row per case and configuration: medians over rounds, wrong elements summed, `round` the number of rounds."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+def by_call(rows: Iterable[Row]) -> list[tuple[Call, list[Row]]]:
+    """The medians over rounds of each call, by size and configuration: the worlds ascending, the collectives in their
+    order. `wrong` is the sum, `round` the number of rounds."""
+    groups: dict[Call, dict[tuple[int, Config], list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        groups[(call_of(row), row["bytes"], config_of(row))].append(row)
+        groups[call_of(row)][row["bytes"], config_of(row)].append(row)
     found = []
-    for same in groups.values():
-        merged = dict(same[0])
-        for key in ("time_us_min", "time_us_p50", "time_us_p99"):
-            merged[key] = statistics.median(row[key] for row in same)
-        merged["algbw_gbps"] = merged["bytes"] / merged["time_us_p50"] / 1000
-        merged["busbw_gbps"] = merged["algbw_gbps"] * bus_factor_of(
-            merged["library"], merged["collective"], merged["world"]
-        )
-        checked = [row["wrong"] for row in same if row["wrong"] is not None]
-        merged["wrong"] = sum(checked) if checked else None
-        counted = [row["uplink_bytes"] for row in same if row.get("uplink_bytes") is not None]
-        merged["uplink_bytes"] = statistics.median(counted) if counted else None
-        merged["round"] = len(same)
-        found.append(merged)
-    return sorted(found, key=lambda row: (row["world"], row["bytes"], _place(config_of(row))))
+    for call, cases in groups.items():
+        order = sorted(cases, key=lambda case: (case[0], _place(case[1])))
+        found.append((call, [_median_row(cases[case]) for case in order]))
+    return sorted(found, key=lambda one: one[0].world)
 
 
-def by_call(rows: list[Row]) -> list[tuple[Call, list[Row]]]:
-    """The medians of each call: the worlds ascending, the collectives in their order."""
-    merged: dict[Call, list[Row]] = {call: [] for call in dict.fromkeys(map(call_of, rows))}
-    for row in median_rows(rows):
-        merged[call_of(row)].append(row)
-    return sorted(merged.items(), key=lambda one: one[0].world)
+def _median_row(same: list[Row]) -> Row:
+    merged = same[0] | {key: statistics.median(row[key] for row in same) for key in _TIMES}
+    merged["algbw_gbps"] = merged["bytes"] / merged["time_us_p50"] / 1000
+    factor = bus_factor(merged["collective"], merged["world"], merged["library"])
+    merged["busbw_gbps"] = merged["algbw_gbps"] * factor
+    for key, middle in (("wrong", sum), ("uplink_bytes", statistics.median)):
+        known = [row[key] for row in same if row.get(key) is not None]
+        merged[key] = middle(known) if known else None
+    return merged | {"round": len(same)}
 
 
 def _place(config: Config) -> tuple[Any, ...]:
@@ -120,24 +113,8 @@ class Comparison:
     rounds: dict[int, list[float]]
 
     @property
-    def world(self) -> int:
-        return self.call.world
-
-    @property
-    def collective(self) -> str:
-        return self.call.collective
-
-    @property
     def ratios(self) -> dict[int, float]:
         return {size: statistics.median(self.rounds[size]) for size in sorted(self.rounds)}
-
-    @property
-    def geometric_mean(self) -> float:
-        return geometric_mean(self.ratios.values())
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
 def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS) -> list[Comparison]:
@@ -150,7 +127,7 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
                 ratios = {size: [theirs / ours for ours, theirs in pairs] for size, pairs in sizes.items()}
                 found.append(Comparison(call, config, rivals, ratios))
     order = list(dict.fromkeys(row["collective"] for row in rows))
-    return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
+    return sorted(found, key=lambda one: (one.call.world, order.index(one.call.collective), _place(one.config)))
 
 
 def relative_to(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
@@ -172,9 +149,8 @@ def _pairs(rows: list[Row], others: Sequence[str]) -> dict[tuple[Call, Config], 
             fastest[key] = min(row["time_us_p50"], fastest.get(key, math.inf))
     found: dict[tuple[Call, Config], dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        call, size = call_of(row), row["bytes"]
-        if (call, size, row["round"]) in fastest:
-            found[call, config_of(row)][size].append((row["time_us_p50"], fastest[call, size, row["round"]]))
+        if base := fastest.get((call_of(row), row["bytes"], row["round"])):
+            found[call_of(row), config_of(row)][row["bytes"]].append((row["time_us_p50"], base))
     return found
 
 
@@ -250,18 +226,23 @@ def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = No
     """The circumstances of a figure: hardware, command, commit and versions. load: its average before the run. outcome:
     of a sweep; None: of a program with ringlet and torch."""
     outcome = outcome or Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__})
-    return {
+    meta = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
-        **({"cluster": dataclasses.asdict(cluster), "congestion_control": _congestion_control()} if cluster else {}),
         "command": _command(),
         "commit": _commit(),
         "load_before": round(load, 2),
         "versions": {"python": platform.python_version(), **outcome.versions},
         "settings": outcome.settings,
         "refused": outcome.refused,
-        **({"limit": repository.module("machine_limit").summary(outcome.limits)} if outcome.limits else {}),
     }
+    if cluster:
+        machines, used = congestion_controls()  # the machine's is that of the peers
+        told = machines if used == machines else f"{machines}; of ringlet's connections {used}"
+        meta |= {"cluster": dataclasses.asdict(cluster), "congestion_control": told}
+    if outcome.limits:
+        meta["limit"] = repository.module("machine_limit").summary(outcome.limits)
+    return meta
 
 
 def _command() -> str:
@@ -274,43 +255,30 @@ def _command() -> str:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, kernel; `name` is short enough for a file name."""
-    model = platform.processor() or platform.machine()
-    hypervisor = False
     about = Path("/proc/cpuinfo")
-    for line in about.read_text().splitlines() if about.exists() else ():
-        key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "model name":
-            model = value
-        hypervisor |= key == "flags" and "hypervisor" in value.split()
+    lines = [line.partition(":") for line in (about.read_text().splitlines() if about.exists() else ())]
+    told = {key.strip(): value.strip() for key, _, value in lines}
+    model = told.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0))
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     words = [word for word in model.replace("(R)", "").replace("(TM)", "").lower().split() if word not in ("cpu", "@")]
     name = "-".join("".join(letter for letter in word if letter.isalnum()) for word in words[:3])
     return {
         "name": f"{name}-{cores}-cores",
-        "processor": model + (" (virtual machine)" if hypervisor else ""),
+        "processor": model + (" (virtual machine)" if "hypervisor" in told.get("flags", "").split() else ""),
         "cores": cores,
-        "memory_gib": round(memory_gib),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
         "kernel": platform.release().partition("-")[0],
     }
 
 
-def _congestion_control() -> str:
-    """The machine's congestion control, which the peers use, and ringlet's."""
-    machines, used = congestion_controls()
-    return machines if used == machines else f"{machines}; of ringlet's connections {used}"
-
-
 def _commit() -> str:
-    here = Path(__file__).resolve().parent
-
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
     try:
-        commit = git("rev-parse", "--short=12", "HEAD")
         changed = " with uncommitted changes" if git("status", "--porcelain", "-uno") else ""
-        return commit + changed if commit else "unknown"
+        commit = git("rev-parse", "--short=12", "HEAD")
     except OSError:
-        return "unknown"
+        commit = ""
+    return commit + changed if commit else "unknown"

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import repository
-from .cases import LIMIT, MPI_PEERS, Config, Sweep, bus_factor_of
+from .cases import LIMIT, MPI_PEERS, Config, Sweep, bus_factor
 from .jobs import Job, Jobs
 from .ranks.case import Case
 
@@ -49,29 +49,29 @@ Watcher = Callable[[Row | None, int, int], None]
 def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome:
     """Measure everything. Raises BenchError, with nothing left running, if a rank dies or a peer is missing."""
     repository.require(sweep.peers)
-    outcome, configs = Outcome(), sweep.configs()
+    outcome, configs, done = Outcome(), sweep.configs(), 0
     total = sum(len(sweep.cases(world, config)) for world in sweep.worlds for config in configs) * sweep.rounds
-    done = 0
     for world in sweep.worlds:
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(repository.module("hosts").Hosts(sweep.hosts)) if sweep.hosts else None
-            names = [config.job for config in configs if config.library != LIMIT]
-            on: dict[str, Any] = {"hosts": hosts, "transport": sweep.transport, "device": sweep.device}
-            jobs = stack.enter_context(Jobs(names, world, sweep.timeout_s, gpu_heap_mib=sweep.gpu_heap_mib, **on))
+            jobs: dict[str, Any] = stack.enter_context(
+                Jobs(
+                    [config.job for config in configs if config.library != LIMIT], world, sweep.timeout_s,
+                    hosts=hosts, transport=sweep.transport, device=sweep.device, variables=sweep.environment(),
+                )
+            )  # fmt: skip
             _describe(outcome, jobs, hosts)
+            if LIMIT in sweep.peers:
+                jobs |= {f"{LIMIT}/threads": repository.module("machine_limit").Limit(outcome.limits)}
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
-                row = None
-                name = sweep.named(config, case)
-                if config.library == LIMIT:
-                    row = _limit(outcome, case, round_)
-                elif name not in outcome.refused:
+                row, name = None, sweep.named(config, case)
+                if name not in outcome.refused:
                     prepared = _prepare(sweep, jobs[config.job], case, turn)
                     if "refused" in prepared[0]:
                         outcome.refused[name] = prepared[0]["refused"]
                     else:
                         row = _measure(sweep, jobs[config.job], config, case, prepared) | {"round": round_}
-                if row:
-                    outcome.rows.append(row)
+                        outcome.rows.append(row)
                 done += 1
                 watch(row, done, total)
     return outcome
@@ -83,9 +83,7 @@ def turns(sweep: Sweep, world: int, configs: list[Config]) -> Iterator[tuple[Con
     shuffler = random.Random(0)
     for round_ in range(sweep.rounds):
         for index in range(len(cases[configs[0]]) if configs else 0):
-            order = list(configs)
-            shuffler.shuffle(order)
-            for config in order:
+            for config in shuffler.sample(configs, len(configs)):
                 yield config, cases[config][index], round_
 
 
@@ -100,45 +98,38 @@ def plan_samples(sweep: Sweep, call_us: float) -> tuple[int, int]:
 def _prepare(sweep: Sweep, job: Job, case: Case, seed: int) -> list[dict[str, Any]]:
     """Every rank's answer: the result of its check and warm-up, or the reason why its library cannot do this."""
     warmup = min(sweep.warmup, _LARGE_WARMUP) if case.bytes >= _LARGE_BYTES else sweep.warmup
-    told = asdict(case) | {"op": sweep.op}
-    return job.ask(
-        {"do": "prepare", "case": told, "seed": seed, "warmup": warmup, "check": sweep.check}, sweep.timeout_s
-    )
+    told = {"case": asdict(case) | {"op": sweep.op}, "seed": seed, "warmup": warmup, "check": sweep.check}
+    return job.ask({"do": "prepare", **told}, sweep.timeout_s)
 
 
 def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[dict[str, Any]]) -> Row:
+    """A row, with its keys in their order, but without the round."""
+
+    def timed(samples: int, batch: int) -> list[dict[str, Any]]:
+        return job.ask({"do": "measure", "samples": samples, "batch": batch}, sweep.timeout_s)
+
     estimate_us = max(answer["estimate_us"] for answer in prepared)
     if not sweep.iterations and estimate_us * _MAX_BATCH < sweep.sample_ms * 1000:
         # A few single calls, each with the clock's cost and after a pause, say little about many short ones.
-        batch = plan_samples(sweep, estimate_us)[1]
-        timed = job.ask({"do": "measure", "samples": _MIN_SAMPLES, "batch": batch}, sweep.timeout_s)
-        estimate_us = max(answer["p50"] for answer in timed)
+        found = timed(_MIN_SAMPLES, plan_samples(sweep, estimate_us)[1])
+        estimate_us = max(answer["p50"] for answer in found)
     samples, batch = plan_samples(sweep, estimate_us)
     before = job.traffic()
-    timed = job.ask({"do": "measure", "samples": samples, "batch": batch}, sweep.timeout_s)
+    found = timed(samples, batch)
     uplink = None
     if sweep.hosts:
         uplinks = repository.module("uplinks")
         # One batch goes untimed before the samples.
         uplink = round(uplinks.busiest_uplink(before, job.traffic()) / (batch * (samples + 1)))
         uplinks.refuse_what_went_around(sweep.hosts, config, case, uplink)
-    least, median, high = (max(answer[key] for answer in timed) for key in ("min", "p50", "p99"))
-    return _row(config, case, (least, median, high)) | {
-        "transport": prepared[0]["transport"],
-        "wrong": None if prepared[0]["wrong"] is None else sum(answer["wrong"] for answer in prepared),
-        "uplink_bytes": uplink,
-    }
-
-
-def _row(config: Config, case: Case, times_us: tuple[float, float, float]) -> Row:
-    """A row, with its keys in their order. times_us: the least, the median and the 99th percentile."""
-    least, median, high = times_us
+    least, median, high = (max(answer[key] for answer in found) for key in ("min", "p50", "p99"))
     algbw = case.bytes / median / 1000
+    wrong = [answer["wrong"] for answer in prepared]
     return {
         "library": config.library,
         "collective": case.collective,
         "algorithm": case.algorithm,
-        "transport": "none",
+        "transport": prepared[0]["transport"],
         "memory": case.memory,
         "via": case.via,
         "world": case.world,
@@ -150,22 +141,10 @@ def _row(config: Config, case: Case, times_us: tuple[float, float, float]) -> Ro
         "time_us_p50": round(median, 4),
         "time_us_p99": round(high, 4),
         "algbw_gbps": float(f"{algbw:.5g}"),
-        "busbw_gbps": float(f"{algbw * bus_factor_of(config.library, case.collective, case.world):.5g}"),
-        "wrong": None,
-        "uplink_bytes": None,
+        "busbw_gbps": float(f"{algbw * bus_factor(case.collective, case.world, config.library):.5g}"),
+        "wrong": None if wrong[0] is None else sum(wrong),
+        "uplink_bytes": uplink,
     }
-
-
-def _limit(outcome: Outcome, case: Case, round_: int) -> Row | None:
-    """What a call must take at least, measured in this process while the ranks wait for their turns."""
-    machine_limit = repository.module("machine_limit")
-    if why := machine_limit.refusal(case.world):
-        outcome.refused[f"{LIMIT}, {case.world} ranks"] = why
-        return None
-    found = machine_limit.measure(case.bytes)
-    outcome.limits.append(found)
-    least = machine_limit.least_us(case, found)
-    return _row(Config(LIMIT, case.algorithm, case.memory, case.via), case, (least, least, least)) | {"round": round_}
 
 
 def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Any) -> None:

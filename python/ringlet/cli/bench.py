@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import torch
 
 from ringlet import group
 from ringlet.bench import report, repository, results
-from ringlet.bench.cases import MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
-from ringlet.bench.exceptions import BenchError
+from ringlet.bench.cases import MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, BenchError, Sweep, format_bytes
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
@@ -109,7 +107,8 @@ def add_to(commands: Any) -> None:
         help="write a page to FILE.md, or DATE-MACHINE.md in a folder")  # fmt: skip
     output.add_argument("--from", dest="source", type=options.file(), metavar="FILE",
         help="show an earlier --json, measure nothing")  # fmt: skip
-    parser.set_defaults(types={action.dest: action.type for action in parser._actions})
+    settings = {setting.name for setting in dataclasses.fields(Sweep)}
+    parser.set_defaults(types={one.dest: one.type for one in parser._actions if one.dest in settings})
 
 
 def bench_command(args: argparse.Namespace) -> int:
@@ -117,24 +116,24 @@ def bench_command(args: argparse.Namespace) -> int:
     terminal.require_rich()
     sweep = None if args.source else build_sweep(args)
     if sweep:
-        repository.require(sweep.peers)
         require_able(sweep)
     elif args.json:
         raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
     earlier = _earlier(args.source) if args.source else ([], {})
     _check_outputs(args)
-    if missing := getattr(args, "missing_peers", ()):
-        where = "" if repository.root() else " in ringlet's repository"
-        print(f"without {', '.join(missing)}: run `make peers`{where} to compare with them", file=sys.stderr)
     rows, meta = measure(sweep, args.json) if sweep else earlier
     if not rows:
         raise BenchError("nothing was measured")
-    _show(rows, meta)
+    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
+        _print(table)
+    wrong = results.wrong_elements(rows)
+    if wrong:
+        print(f"{wrong} wrong elements", file=sys.stderr)
     if args.plot:
         plot(rows, args.plot)
     if args.report:
         _write_report(args.report, rows, meta)
-    return 1 if results.wrong_elements(rows) else 0
+    return 1 if wrong else 0
 
 
 def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
@@ -146,10 +145,6 @@ def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
         beside = results.meta_file(path)
         raise BenchError(f"--from: {beside} is not as `ringlet bench --json` writes it ({error})") from error
     return rows, meta
-
-
-def machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -168,44 +163,38 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 def require_able(sweep: Sweep) -> None:
     """BenchError if this machine or ringlet cannot run the sweep."""
+    repository.require(sweep.peers)
     if sweep.hosts and (reason := repository.module("hosts").why_not()):
         raise BenchError(reason)
     require_device(sweep)
-    _require_algorithms(sweep)
-    _require_memory(sweep)
     wish = sweep.transport or group.default_transport()
     if wish not in options.TRANSPORTS:
         known = ", ".join(options.TRANSPORTS)
         raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {known}')
-
-
-def _require_algorithms(sweep: Sweep) -> None:
-    """BenchError if one of the algorithms is not one of a collective's."""
     for collective in sweep.collectives if "api" in sweep.via else ():
-        known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
-        known += ["nccl"] if sweep.device != "cpu" and collective in OWN_OF_NCCL else []
-        known += [own.name for own in algorithm_files.given() if own.collective == collective]
-        for name in sweep.algorithms:
-            if name not in known and collective not in ("barrier", "send_recv", *LISTS):
-                near = terminal.did_you_mean(name, known)
-                raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}{near}")
+        _require_algorithms(sweep, collective)
+    world, machine = max(sweep.worlds), machine_bytes()
+    needed = world * max(sweep.end_bytes, _RANK_BYTES * len({config.job for config in sweep.configs()}))
+    if sweep.device == "cpu" and needed > machine:
+        raise BenchError(
+            f"{world} ranks with buffers of {format_bytes(sweep.end_bytes)} need {needed >> 30} GiB, more than this "
+            f"machine's {machine >> 30} GiB: lower --world or -e"
+        )
 
 
-def _require_memory(sweep: Sweep) -> None:
-    """BenchError if the ranks, or their largest buffers, surely need more memory than the machine has."""
-    if sweep.device != "cpu":
-        return
-    machine = machine_bytes()
-    world, jobs = max(sweep.worlds), len({config.job for config in sweep.configs()})
-    if world * jobs * _RANK_BYTES > machine:
-        raise BenchError(
-            f"--world: {world} ranks of {jobs} libraries are {world * jobs} processes, more than this machine's "
-            f"{machine >> 30} GiB can hold"
-        )
-    if world * sweep.end_bytes > machine:
-        raise BenchError(
-            f"-e: {world} buffers of {format_bytes(sweep.end_bytes)} are more than this machine's {machine >> 30} GiB"
-        )
+def _require_algorithms(sweep: Sweep, collective: str) -> None:
+    """BenchError if one of the algorithms is not one of the collective's."""
+    known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
+    known += ["nccl"] if sweep.device != "cpu" and collective in OWN_OF_NCCL else []
+    known += [own.name for own in algorithm_files.given() if own.collective == collective]
+    for name in sweep.algorithms:
+        if name not in known and collective not in ("barrier", "send_recv", *LISTS):
+            near = terminal.did_you_mean(name, known)
+            raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}{near}")
+
+
+def machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def require_device(sweep: Sweep) -> None:
@@ -215,10 +204,9 @@ def require_device(sweep: Sweep) -> None:
 
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
-    """Takes defaults, then the sweep file, then flags. args.missing_peers: default peers that are not installed."""
-    types = {one.name: args.types[one.name] for one in dataclasses.fields(Sweep)}
-    chosen = _read_sweep(args.sweep, types) if args.sweep else {}
-    chosen |= {name: getattr(args, name) for name in types if getattr(args, name) is not None}
+    """Takes defaults, then the sweep file, then flags. Without --peers, all that are installed."""
+    chosen = _read_sweep(args) if args.sweep else {}
+    chosen |= {name: getattr(args, name) for name in args.types if getattr(args, name) is not None}
     if "hosts" in chosen:
         chosen["hosts"] = named_cluster(chosen["hosts"])
         chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
@@ -228,20 +216,19 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
         able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
         there = [peer for peer in able if peer in repository.installed()]
         chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
-        args.missing_peers = tuple(peer for peer in able if peer not in there)
     return Sweep(**chosen)
 
 
-def _read_sweep(name: str, types: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+def _read_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """A sweep file's settings, each checked as its flag would be."""
-    path = named_file("sweeps", name)
+    path = named_file("sweeps", args.sweep)
     found = {}
     for key, value in read_toml(path).items():
-        if key not in types:
-            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(types))}")
+        if key not in args.types:
+            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(args.types))}")
         word = ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
         try:
-            found[key] = types[key](str(int(value)) if isinstance(value, bool) else word)
+            found[key] = args.types[key](str(int(value)) if isinstance(value, bool) else word)
         except argparse.ArgumentTypeError as error:
             raise BenchError(f"{path}: {key}: {error}") from error
     return found
@@ -270,14 +257,13 @@ def named_file(folder: str, name: str) -> Path:
 
 def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:
     """Runs a sweep with progress on stderr; rows go to `path` as they come."""
-    load = os.getloadavg()[0]
-    if load > len(os.sched_getaffinity(0)) / 2:
+    load, most, cores = os.getloadavg()[0], max(sweep.worlds), len(os.sched_getaffinity(0))
+    if load > cores / 2:
         print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
-    most, cores = max(sweep.worlds), len(os.sched_getaffinity(0))
-    turns = f": {most} take turns on {cores} processors, and need a while to start" if most > 4 * cores else ""
+    busy = f": {most} take turns on {cores} processors, and need a while to start" if most > 4 * cores else ""
     with (
         termination_raises(),
-        terminal.progress(f"starting ranks{turns}", lines=True) as watch,
+        terminal.progress(f"starting ranks{busy}", lines=True) as watch,
         results.recorder(path) as record,
     ):
 
@@ -299,21 +285,13 @@ def _told(row: Row) -> str:
     return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
 
 
-def _show(rows: list[Row], meta: results.Meta) -> None:
-    less_telling = ("transport", "count", "type", "redop", "algbw", "min (us)")
-    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
-        measured = table.columns[-1] == "#wrong"
-        terminal.print_table(
-            table.columns, table.rows, words=range(table.left), title=table.title,
-            less_telling=less_telling if measured else (), section="size (B)" if measured else "",
-            wrong=_is_wrong if measured else None,
-        )  # fmt: skip
-    if wrong := results.wrong_elements(rows):
-        print(f"{wrong} wrong elements", file=sys.stderr)
-
-
-def _is_wrong(row: Sequence[str]) -> bool:
-    return row[-1] not in ("0", "n/a")
+def _print(table: report.Table) -> None:
+    measured = table.columns[-1] == "#wrong"
+    terminal.print_table(
+        table.columns, table.rows, words=range(table.left), title=table.title,
+        less_telling=("transport", "count", "type", "redop", "algbw", "min (us)") if measured else (),
+        section="size (B)" if measured else "", wrong=(lambda row: row[-1] not in ("0", "n/a")) if measured else None,
+    )  # fmt: skip
 
 
 def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:

@@ -6,40 +6,31 @@ It tries each part: for example, the transports run a real all-reduce on two ran
 from __future__ import annotations
 
 import argparse
-import ctypes
-import dataclasses
 import json
 import os
 import pathlib
 import platform
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import ringlet
 from ringlet import _C, extension
-from ringlet.bench import repository
-from ringlet.bench.cases import MPI_PEERS
 from ringlet.cli import options, outputs
 from ringlet.cli.terminal import progress
 from ringlet.cli.topology import topology_command
-from ringlet.cli.tune import calibrates
 from ringlet.cli.variables import VARIABLES, problems
 from ringlet.group import congestion_controls
 
 WORLD = 2
 TIMEOUT_S = 30.0
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-# x86-64 has numbers of its own; aarch64 and later architectures share theirs.
-MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """state: "ok", "absent" (nothing needs it), "poor" (it works, but slowly) or "fails". advice: what to do."""
 
     part: str
@@ -66,14 +57,19 @@ def doctor_command(args: argparse.Namespace) -> int:
     outputs.check({"--json": args.json})
     if args.topology:
         return topology_command()
-    findings = []
-    for finding in examine():
-        findings.append(finding)
-        print(_line(finding), flush=True)
-    fails = [finding for finding in findings if finding.state == "fails"]
-    _print_advice(findings)
+    findings, advice = [], dict[str, list[str]]()
+    for found in examine():
+        findings.append(found)
+        print(f"{found.part:<10} {found.name:<14} {found.state:<7} {found.told}", flush=True)
+        if found.advice:
+            advice.setdefault(found.advice, []).append(found.name)
+    if advice:
+        print("\nwhat to do:")
+    for what, names in advice.items():
+        print(f"  {', '.join(names)}: {what}")
+    fails = any(found.state == "fails" for found in findings)
     if args.json:
-        report = {"ok": not fails, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        report = {"ok": not fails, "findings": [found._asdict() for found in findings]}
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if fails else 0
 
@@ -88,12 +84,46 @@ def examine() -> Iterator[Finding]:
         ("kernels", _kernels),
         ("transport", lambda: _transports(wrong)),
         ("gpu", _gpu),
-        ("peers", _peers),
     ):
         try:
             yield from section()
         except Exception as error:  # of whatever library: an environment that doctor has not met before
             yield Finding(part, "(rest)", "fails", f"the check raised: {_reason(error)}", "see the message")
+
+
+def _build() -> Iterator[Finding]:
+    info = _C.build_info()
+    told = f"{ringlet.__version__}, {info['compiler']}, for Python {info['python']} and torch {info['torch']}"
+    yield Finding("build", "ringlet", "ok", told)
+    versions = extension.served()
+    told = torch.__version__ + (f"; ringlet is installed for {', '.join(versions)}" if versions else "")
+    yield Finding("build", "torch", "ok", told)
+
+
+def _host() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("host", "cores", "ok", f"{cores} of {os.cpu_count()} usable, {platform.machine()}")
+    advice = "memory that peers map needs memfd_create: Linux 3.17, or a sandbox that lets it through"
+    yield _host_call("memfd", "fails", lambda: os.memfd_create("ringlet-doctor"), advice)
+    advice = "without pidfd_open (Linux 5.3) a dead rank is not seen while a child that it forked lives"
+    yield _host_call("pidfd", "poor", lambda: os.pidfd_open(os.getpid()), advice)
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        yield Finding("host", "huge pages", "absent", f"no {HUGE_PAGES}")
+    else:
+        right = chosen in ("advise", "always", "within_size", "force")
+        advice = "" if right else f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}"
+        yield Finding("host", "huge pages", "ok" if right else "poor", f"shmem_enabled = {chosen}", advice)
+
+
+def _host_call(name: str, otherwise: str, attempt: Callable[[], int], advice: str) -> Finding:
+    """Whether a system call that makes a descriptor works; `otherwise` is the state if not."""
+    try:
+        os.close(attempt())
+    except OSError as error:
+        return Finding("host", name, otherwise, str(error), advice)
+    return Finding("host", name, "ok", "works")
 
 
 def _variables(wrong: list[str]) -> Iterator[Finding]:
@@ -102,36 +132,27 @@ def _variables(wrong: list[str]) -> Iterator[Finding]:
         known = name in VARIABLES
         wrong += [name] if known else []
         yield Finding("variables", name, "fails" if known else "poor", told, advice)
-    if "RINGLET_TABLE" not in wrong:
-        table = _table()
-        yield table
-        if table.state == "ok":
-            yield _calibration()
-
-
-def _table() -> Finding:
+    if "RINGLET_TABLE" in wrong:
+        return
     try:
         file, text = _C.given_table()
         _C.chosen("all_reduce", 1, 2, "staged", text)
     except ringlet.Error as error:
         advice = "make the table readable, correct it, or set RINGLET_TABLE to an empty value"
-        return Finding("variables", "table", "fails", str(error), advice)
-    return Finding(
-        "variables", "table", "ok", f"rules of {file}" if text else "no table: ringlet uses the built-in rules"
-    )
+        yield Finding("variables", "table", "fails", str(error), advice)
+    else:
+        told = f"rules of {file}" if text else "no table: ringlet uses the built-in rules"
+        yield Finding("variables", "table", "ok", told)
 
 
-def _calibration() -> Finding:
-    """Whether the table in force was calibrated on this processor."""
-    processor = _C.processor_model()
-    _, text = _C.given_table()
-    if any(calibrates(line, processor) for line in text.splitlines()):
-        built_in = _C.tuned("", processor)
-        differ = sum(value != built_in[name] for name, value in _C.tuned(text, processor).items())
-        told = f"{processor}: {differ} size{' differs' if differ == 1 else 's differ'} from the built-in ones"
-        return Finding("variables", "calibration", "ok", told)
-    advice = "`ringlet tune --calibrate` measures for 2 s which sizes suit this processor, and writes them to the table"
-    return Finding("variables", "calibration", "absent", f"not done for {processor}: built-in sizes", advice)
+def _kernels() -> Iterator[Finding]:
+    found = _C.kernels()
+    told = f"{found['chosen']} of {', '.join(found['available'])}"
+    if found["chosen"] == "portable" and platform.machine() == "x86_64" and len(found["available"]) == 1:
+        advice = "this processor (or virtual machine) lacks AVX2, F16C or FMA; 16-bit sums are much slower without"
+        yield Finding("kernels", "CPU", "poor", told, advice)
+    else:
+        yield Finding("kernels", "CPU", "ok", told)
 
 
 def _transports(wrong: list[str]) -> Iterator[Finding]:
@@ -151,59 +172,13 @@ def _transports(wrong: list[str]) -> Iterator[Finding]:
                 yield Finding("transport", name, "fails", _reason(error), first if wrong else advice)
             else:
                 yield Finding("transport", name, "ok", f"all_reduce on {WORLD} {told}")
-    yield _congestion()
-
-
-def _build() -> Iterator[Finding]:
-    info = _C.build_info()
-    told = f"{ringlet.__version__}, {info['compiler']}, for Python {info['python']} and torch {info['torch']}"
-    yield Finding("build", "ringlet", "ok", told)
-    versions = extension.served()
-    told = torch.__version__ + (f"; ringlet is installed for {', '.join(versions)}" if versions else "")
-    yield Finding("build", "torch", "ok", told)
-
-
-def _host() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
-    yield Finding("host", "cores", "ok", f"{cores} of {os.cpu_count()} usable, {platform.machine()}")
-    advice = "memory that peers map needs memfd_create: Linux 3.17, or a sandbox that lets it through"
-    yield _host_call("memfd", "fails", lambda: os.memfd_create("ringlet-doctor"), advice)
-    advice = "without pidfd_open (Linux 5.3) a dead rank is not seen while a child that it forked lives"
-    yield _host_call("pidfd", "poor", lambda: os.pidfd_open(os.getpid()), advice)
-    supported = ctypes.CDLL(None, use_errno=True).syscall(MEMBARRIER_CALL, 0, 0, 0)
-    told = f"commands {supported:#x}" if supported >= 0 else os.strerror(ctypes.get_errno())
-    yield Finding("host", "membarrier", "ok" if supported >= 0 else "absent", told)
-    yield _huge_pages()
-
-
-def _host_call(name: str, otherwise: str, attempt: Callable[[], int], advice: str) -> Finding:
-    """Whether a system call that makes a descriptor works; `otherwise` is the state if not."""
     try:
-        os.close(attempt())
-    except OSError as error:
-        return Finding("host", name, otherwise, str(error), advice)
-    return Finding("host", name, "ok", "works")
-
-
-def _huge_pages() -> Finding:
-    try:
-        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
-    except OSError:
-        return Finding("host", "huge pages", "absent", f"no {HUGE_PAGES}")
-    if chosen in ("advise", "always", "within_size", "force"):
-        return Finding("host", "huge pages", "ok", f"shmem_enabled = {chosen}")
-    advice = f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}"
-    return Finding("host", "huge pages", "poor", f"shmem_enabled = {chosen}", advice)
-
-
-def _kernels() -> Iterator[Finding]:
-    found = _C.kernels()
-    told = f"{found['chosen']} of {', '.join(found['available'])}"
-    if found["chosen"] == "portable" and platform.machine() == "x86_64" and len(found["available"]) == 1:
-        advice = "this processor (or virtual machine) lacks AVX2, F16C or FMA; 16-bit sums are much slower without"
-        yield Finding("kernels", "CPU", "poor", told, advice)
+        machines, used = congestion_controls()
+    except ringlet.Error as error:
+        yield Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
     else:
-        yield Finding("kernels", "CPU", "ok", told)
+        slower = "" if machines == used else f"; this machine's {machines} would be slower for collectives"
+        yield Finding("transport", "tcp congestion", "ok", used + slower)
 
 
 def _reason(error: Exception) -> str:
@@ -219,22 +194,11 @@ def _try(name: str) -> None:
         ringlet.spawn(_add_up, WORLD, (folder if by_default else "",), timeout=TIMEOUT_S, **chosen)
 
 
-def _congestion() -> Finding:
-    try:
-        machines, used = congestion_controls()
-    except ringlet.Error as error:
-        return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
-    slower = "" if machines == used else f"; this machine's {machines} would be slower for collectives"
-    return Finding("transport", "tcp congestion", "ok", used + slower)
-
-
 def _add_up(rank: int, folder: str) -> None:
     """Sums 1, 2, ... over the ranks, in registered and in ordinary memory. folder: of a store; empty: not through
     torch."""
     for values in (ringlet.empty(1 << 16), torch.empty(1 << 16)):
-        values.fill_(rank + 1)
-        ringlet.all_reduce(values)
-        _check(values)
+        _check(ringlet.all_reduce(values.fill_(rank + 1)))
     if folder:
         store = dist.FileStore(f"{folder}/store", WORLD)
         dist.init_process_group(ringlet.backend.NAME, store=store, rank=rank, world_size=WORLD)
@@ -265,32 +229,3 @@ def _gpu() -> Iterator[Finding]:
     state = {"ready": "ok"}.get(nccl["state"], "poor" if gpu["state"] == "ready" else "absent")
     told, _, why = nccl["detail"].partition(": ")
     yield Finding("gpu", "NCCL", state, told, why)
-
-
-def _peers() -> Iterator[Finding]:
-    gloo = dist.is_gloo_available()
-    yield Finding("peers", "gloo", "ok" if gloo else "absent", "part of this torch" if gloo else "not in this torch")
-    there, where = repository.installed(), repository.root() or "ringlet's repository"
-    for name in MPI_PEERS:
-        if name in there:
-            yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
-        else:
-            yield Finding(
-                "peers", name, "absent", "not installed", f"only to compare with: run `make peers` in {where}"
-            )
-
-
-def _line(finding: Finding) -> str:
-    return f"{finding.part:<10} {finding.name:<14} {finding.state:<7} {finding.told}"
-
-
-def _print_advice(findings: list[Finding]) -> None:
-    """Prints the advice. If several findings share it, prints it once."""
-    names: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding.advice:
-            names.setdefault(finding.advice, []).append(finding.name)
-    if names:
-        print("\nwhat to do:")
-    for advice, whose in names.items():
-        print(f"  {', '.join(whose)}: {advice}")

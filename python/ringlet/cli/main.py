@@ -40,15 +40,14 @@ _PLAIN = dict(zip("▁▂▃▄▅▆▇█·→µö", ".:-=+*%#.>uo", strict=Tr
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and those of its commands by their names."""
-    parser = Parser(
-        prog="ringlet", description="Collective communication for PyTorch, as schedules that are data.", epilog=_EPILOG
-    )
+    about = "Collective communication for PyTorch, as schedules that are data."
+    parser = Parser(prog="ringlet", description=about, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command_name", required=True)
     for part in _PARTS:
         part.add_to(commands)
-    about = commands.add_parser("version", help="print the versions of ringlet and of the torch that it runs with")
-    about.set_defaults(run=lambda args: print(version()) or 0)
+    about = "print the versions of ringlet and of the torch that it runs with"
+    commands.add_parser("version", help=about).set_defaults(run=lambda args: print(version()) or 0)
     return parser, dict(commands.choices)
 
 
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors=_plain.__name__)
     words = sys.argv[1:] if arguments is None else arguments
-    name, code = "ringlet", _READER_LEFT
+    name, code, said = "ringlet", _READER_LEFT, ""
     try:
         args = parse(words or ("--help",))
         name = f"ringlet {args.command_name}"
@@ -91,13 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         pass
     except (ringlet.Error, ScheduleError, OSError) as error:  # an algorithm of a file may be wrong
-        code = 2
-        _complain(f"{name}: {error}")
+        code, said = 2, str(error)
     except KeyboardInterrupt:
-        code = 130
-        _complain(f"{name}: interrupted")
+        code, said = 130, "interrupted"
     finally:
-        _give_up_broken_streams()
+        if said:
+            with contextlib.suppress(OSError):  # nobody reads it
+                print(f"{name}: {said}", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python flushes at its end too, and would exit with a code of its own
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code
 
 
@@ -109,17 +113,3 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_plain.__name__, _plain)
-
-
-def _complain(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it
-        print(line, file=sys.stderr)
-
-
-def _give_up_broken_streams() -> None:
-    """Python flushes its streams at its end, and reports what it cannot write with an exit code of its own."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

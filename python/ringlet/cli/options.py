@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,23 +70,19 @@ def sizes(text: str) -> tuple[int, ...]:
 
 def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        number = int(text) if re.fullmatch(r"-?\d{1,15}", text.strip()) else None
-        if number is None or not least <= number <= most:
+        if not re.fullmatch(r"\s*-?\d{1,15}\s*", text) or not least <= int(text) <= most:
             raise refused(text, f"a whole number from {least} to {most}")
-        return number
+        return int(text)
 
     return parse
 
 
 def number(above: float, most: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not above < value <= most:
-            raise refused(text, f"a number above {above:g}, at most {most:g}")
-        return value
+        with contextlib.suppress(ValueError):
+            if above < float(text) <= most:
+                return float(text)
+        raise refused(text, f"a number above {above:g}, at most {most:g}")
 
     return parse
 
@@ -110,22 +106,6 @@ def name(text: str) -> str:
     return text
 
 
-def names(known: Sequence[str] = (), *, none: bool = False) -> Callable[[str], tuple[str, ...]]:
-    """Words with commas between them, each once. known: all there are (empty: not checked); none: "none" is none."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        if none and text.strip() == "none":
-            return ()
-        found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-        for word in found:
-            if not word or (known and word not in known):
-                takes = f"one of {', '.join(known)}" if known else "a name"
-                raise refused(word, takes + ", or none" * none, known)
-        return found
-
-    return parse
-
-
 def one_of(known: Sequence[str], others: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """One of `known`. others: names that other programs have for some of them."""
 
@@ -138,6 +118,18 @@ def one_of(known: Sequence[str], others: Mapping[str, str] | None = None) -> Cal
     return parse
 
 
+def names(known: Sequence[str] = (), *, none: bool = False) -> Callable[[str], tuple[str, ...]]:
+    """Words with commas between them, each once. known: all there are (empty: not checked); none: "none" is none."""
+    word = one_of(known) if known else name
+
+    def parse(text: str) -> tuple[str, ...]:
+        if none and text.strip() == "none":
+            return ()
+        return tuple(dict.fromkeys(word(part.strip()) for part in text.split(",")))
+
+    return parse
+
+
 def file(*endings: str) -> Callable[[str], Path]:
     """A path to write to. endings: those that its name may have; none: any."""
 
@@ -146,9 +138,8 @@ def file(*endings: str) -> Callable[[str], Path]:
         if not path.name:
             raise argparse.ArgumentTypeError(f"{shown(text)} names no file")
         if endings and path.suffix.lower() not in endings:
-            raise argparse.ArgumentTypeError(
-                f"{shown(text)} must end in {' or '.join(endings)}, which chooses the format"
-            )
+            formats = f"must end in {' or '.join(endings)}, which chooses the format"
+            raise argparse.ArgumentTypeError(f"{shown(text)} {formats}")
         return path
 
     return parse
@@ -213,12 +204,11 @@ def add(container: Any, label: str, **changes: Any) -> None:
 # --- the parser
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class _Help(argparse.HelpFormatter):
     """Wraps a description of one paragraph, leaves the lines of examples as they are, shows one name of an option."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text if "\n" in text else super(argparse.RawDescriptionHelpFormatter, self)._fill_text
-        return fill(text, width, indent)
+        return text if "\n" in text else argparse.HelpFormatter._fill_text(self, text, width, indent)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         first = copy.copy(action)
@@ -243,8 +233,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        known = [name for action in self._actions for name in action.option_strings]
-        options = [word for word in self._given if word.startswith("--") and word.partition("=")[0] not in known]
+        options = [
+            word for word in self._given if word.startswith("--") and word.partition("=")[0] not in self._names()
+        ]
         if re.match("argument [^-]", message) and options and options != ["--"]:
             self.surplus(options)  # the argument was meant as its value
         line = " ".join(re.sub(r"(?<!\S)(--?[a-z][\w-]*)(/--?[\w-]+)+", r"\1", message).split())  # of names, the first
@@ -253,10 +244,12 @@ class Parser(argparse.ArgumentParser):
 
     def surplus(self, words: Sequence[str]) -> NoReturn:
         """The error of arguments that no option takes."""
-        known = [name for action in self._actions for name in action.option_strings]
         word = words[0].partition("=")[0]
         what = "no such option" if word.startswith("-") else "no option takes this argument"
-        self.error(f"{word}: {self.instead.get(word) or what + did_you_mean(word, known)}")
+        self.error(f"{word}: {self.instead.get(word) or what + did_you_mean(word, self._names())}")
+
+    def _names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def add_command(

@@ -28,8 +28,9 @@ from ringlet.store import check_route
 from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
 
 _READ_BYTES = 1 << 16
-_UNFINISHED_S = 0.1
-"""How long the begin of a line waits for its end, before it is shown."""
+_UNFINISHED_S = 0.1  # how long the begin of a line waits for its end, before it is shown
+_BEGINS = re.compile(rb"(?<=\n)(?!\Z)|(?<=\r)(?=[^\r\n])")  # where a line begins, or is written anew
+_INTERRUPTED = re.compile(rb"Traceback \(most recent call last\):\n(?:[ \n].*\n?)*KeyboardInterrupt.*\n?")
 
 
 def add_to(commands: Any) -> None:
@@ -98,67 +99,44 @@ class _Screen:
 
 @dataclass
 class _Output:
-    """The output of one rank on one of its streams, line by line."""
+    """The output of one rank on one of its streams. rest: what waits for the end of its line; since: when it came."""
 
     prefix: bytes
     screen: _Screen
     rest: bytearray = field(default_factory=bytearray)
     since: float = 0.0
-    """When the last of `rest` came."""
-    returned: bool = False
-    """The last that was shown is a carriage return."""
-    held: list[bytes] = field(default_factory=list)
-    """A traceback, until its last line tells of what."""
+    returned: bool = False  # the last that was shown is a carriage return
 
-    def take(self, data: bytes, interrupted: bool) -> None:
-        """Passes whole lines on, and at once what a carriage return begins or ends: a progress bar. If the job is
-        interrupted, drops each rank's own KeyboardInterrupt traceback."""
+    def take(self, data: bytes, hold: bool) -> None:
+        """Passes whole lines on, and at once what a carriage return begins or ends: a progress bar. hold: nothing."""
+        ready = len(data) if b"\r" in data else data.rfind(b"\n") + 1
+        before = len(self.rest)
         self.rest += data
         self.since = time.monotonic()
-        if b"\n" in data:
-            *lines, rest = bytes(self.rest).split(b"\n")
-            self.rest = bytearray(rest)
-            for line in lines:
-                self._take_line(line + b"\n", interrupted)
-        if b"\r" in data and b"\r" in self.rest:
-            self.show_unfinished(interrupted)
-        self.screen.to.flush()
+        if ready and not hold:
+            self.show(before + ready)
 
-    def _take_line(self, line: bytes, interrupted: bool) -> None:
-        if not self.held and not (interrupted and line.startswith(b"Traceback (most recent call last):")):
-            self._show(line)
-            return
-        self.held.append(line)
-        if len(self.held) > 1 and line[:1] not in (b" ", b"\n"):
-            for each in [] if line.startswith(b"KeyboardInterrupt") else self.held:
-                self._show(each)
-            self.held = []
+    def show(self, end: int | None = None) -> None:
+        """What waits, up to `end`. After another rank's unfinished line it begins a new one; bars share a line."""
+        piece = bytes(self.rest[:end])
+        del self.rest[:end]
+        screen = self.screen
+        if piece:
+            if screen.line not in (None, self) and not (screen.bar and piece.startswith(b"\r")):
+                screen.to.write(b"\n")
+            if (screen.line is not self or self.returned) and not piece.startswith(b"\r"):
+                screen.to.write(self.prefix)
+            screen.to.write(_BEGINS.sub(self.prefix, piece))
+            self.returned, screen.bar = piece.endswith(b"\r"), b"\r" in piece[piece.rfind(b"\n") + 1 :]
+            screen.line = None if piece.endswith(b"\n") else self
+        screen.to.flush()
 
-    def show_unfinished(self, interrupted: bool) -> None:
-        if self.rest and not interrupted:
-            self._show(bytes(self.rest))
-            self.rest.clear()
-            self.screen.to.flush()
-
-    def end(self) -> None:
-        for line in self.held:
-            self._show(line)
-        if self.rest or self.screen.line is self:
-            self._show(bytes(self.rest) + b"\n")
-        self.rest.clear()
-        self.held = []
-        self.screen.to.flush()
-
-    def _show(self, piece: bytes) -> None:
-        """A line, or a part of one. After another rank's unfinished line it begins a new one; bars share a line."""
-        screen, returns = self.screen, piece.startswith(b"\r")
-        begins = screen.line is not self or self.returned
-        if screen.line not in (None, self) and not (screen.bar and returns):
-            screen.to.write(b"\n")
-        text = re.sub(rb"\r(?=[^\r\n])", b"\r" + self.prefix, piece) if b"\r" in piece else piece
-        screen.to.write(self.prefix + text if begins and not returns else text)
-        self.returned, screen.bar = piece.endswith(b"\r"), b"\r" in piece
-        screen.line = None if piece.endswith(b"\n") else self
+    def end(self, interrupted: bool) -> None:
+        if interrupted:
+            self.rest[:] = _INTERRUPTED.sub(b"", bytes(self.rest))
+        if not self.rest.endswith(b"\n") and (self.rest or self.screen.line is self):
+            self.rest += b"\n"
+        self.show()
 
 
 class _Ranks(RankProcesses):
@@ -270,8 +248,8 @@ class _Ranks(RankProcesses):
             else:
                 self._read(key.fileobj, key.data)
         for output in outputs:
-            if output.rest and time.monotonic() - output.since >= _UNFINISHED_S:
-                output.show_unfinished(self.interrupted)
+            if output.rest and not self._holds(output) and time.monotonic() - output.since >= _UNFINISHED_S:
+                output.show()
         for rank in self.running():
             ended = os.waitid(os.P_PID, self.processes[rank].pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended is not None:
@@ -287,10 +265,14 @@ class _Ranks(RankProcesses):
         if not data:
             self._selector.unregister(pipe)
             pipe.close()
-            output.end()
+            output.end(self.interrupted)
             return False
-        output.take(data, self.interrupted)
+        output.take(data, self._holds(output))
         return True
+
+    def _holds(self, output: _Output) -> bool:
+        """Errors of ranks that Ctrl-C ends, until it is known which are their own KeyboardInterrupt."""
+        return self.interrupted and output.screen.to is sys.stderr.buffer
 
     def drain(self) -> None:
         """Passes the ranks' last output on. (A child of a rank may keep a pipe open.)"""
@@ -298,4 +280,4 @@ class _Ranks(RankProcesses):
             if isinstance(key.data, _Output):
                 while self._read(key.fileobj, key.data):
                     pass
-                key.data.end()
+                key.data.end(self.interrupted)

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import ringlet
 from ringlet import _C, environment
@@ -15,17 +14,7 @@ from ringlet.agreement import all_gather_texts
 from ringlet.group import Group
 from ringlet.schedule.hosts import ranks_by_host
 
-_IDENTITY_LETTERS = 200
 _LAUNCHES = ("torchrun --nproc-per-node 4 -m ringlet doctor --topology", "srun ringlet doctor --topology")
-
-
-@dataclass(frozen=True)
-class HostAddress:
-    """One process's host. identity: equal on ranks that share one. addresses: "eth0 10.0.0.1", best first."""
-
-    name: str
-    identity: str
-    addresses: tuple[str, ...]
 
 
 def topology_command() -> int:
@@ -34,45 +23,41 @@ def topology_command() -> int:
     try:
         environment.find()
     except ringlet.InvalidUsage as reason:
-        print("\n".join(_host_lines(own_host_address())))
+        print("\n".join(own_host()))
         launches = "".join(f"\n  {launch}" for launch in _LAUNCHES)
         print(f"\nThis process is alone ({str(reason).partition(':')[0]}). To see the ranks of a job:{launches}")
         return 0
     group = ringlet.init()
     try:
-        everyone = gathered(own_host_address(), group)
+        # Gathered over the group itself, so this also tries the group.
+        told = all_gather_texts(group.handle, json.dumps(own_host()))
         if group.rank == 0:
-            print(described(group, everyone), flush=True)
+            print(described(group, [json.loads(text) for text in told]), flush=True)
     finally:
         ringlet.finalize()
     return 0
 
 
-def own_host_address() -> HostAddress:
-    """The host and addresses of this process."""
+def own_host() -> list[str]:
+    """Lines about the host of this process: its name and identity, which is equal on ranks that share a host, and its
+    addresses, the best first."""
     wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     interfaces: dict[str, str] = {}
     for _, name in reversed(socket.if_nameindex()):
         with contextlib.suppress(ringlet.InvalidUsage):  # it has no address
             interfaces |= dict.fromkeys(_C.addresses(name), name)
-    addresses = (f"{interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted))
     identity = os.environ.get("RINGLET_HOST_ID") or str(_C.host_identity())
-    return HostAddress(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))
+    addresses = [f"address {interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted)]
+    return [f"{socket.gethostname()}, identity {identity[:200]}", *addresses]
 
 
-def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
-    """The addresses by rank, gathered over the group itself. So this also tries the group."""
-    told = (json.loads(text) for text in all_gather_texts(group.handle, json.dumps(asdict(own))))
-    return [HostAddress(one["name"], one["identity"], tuple(one["addresses"])) for one in told]
-
-
-def described(group: Group, everyone: Sequence[HostAddress]) -> str:
-    """A text for people: hosts with their ranks, transports, and both orders. By rank 0, whose environment counts."""
+def described(group: Group, told: Sequence[Sequence[str]]) -> str:
+    """A text for people: hosts with their ranks, transports, and both orders. By rank 0, whose environment counts.
+    told: `own_host` of each rank."""
     hosts = ranks_by_host(group.hosts)
-    lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {carriers(group, hosts)}"]
+    lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {_transports(group, hosts)}"]
     for number, ranks in enumerate(hosts):
-        lines += ["", f"host {number}: ranks {_joined(ranks)}"]
-        lines += [f"  {line}" for line in _host_lines(everyone[ranks[0]])]
+        lines += ["", f"host {number}: ranks {_joined(ranks)}", *(f"  {line}" for line in told[ranks[0]])]
     seen: Sequence[int] = group.hosts
     if os.environ.get("RINGLET_TOPOLOGY") == "ignore":
         lines += ["", "RINGLET_TOPOLOGY=ignore: every rank counts as a host of its own"]
@@ -82,18 +67,12 @@ def described(group: Group, everyone: Sequence[HostAddress]) -> str:
     return "\n".join(lines)
 
 
-def carriers(group: Group, hosts: Sequence[Sequence[int]]) -> str:
-    """The transports between ranks, by transport of the group and hosts."""
+def _transports(group: Group, hosts: Sequence[Sequence[int]]) -> str:
     if group.transport != "shared_memory+tcp":
         return f"{group.transport} between all"
     if all(len(ranks) == 1 for ranks in hosts):
         return "tcp between all"
     return "shared_memory inside hosts, tcp between them"
-
-
-def _host_lines(where: HostAddress) -> list[str]:
-    named = f"{where.name}, identity {where.identity}"
-    return [named, *(f"address {address}" for address in where.addresses)]
 
 
 def _joined(ranks: Sequence[int]) -> str:

@@ -1,11 +1,9 @@
-"""`ringlet tune`: measures which algorithm is fastest when, and which sizes of the pull engine suit this processor, and
-writes the table that groups then use."""
+"""`ringlet tune`: measures which algorithm is fastest when, and writes the table that groups then use."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
+import dataclasses
 import sys
 import tempfile
 from collections import defaultdict
@@ -15,24 +13,20 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench import results
-from ringlet.bench.cases import OWN_OF_NCCL, Sweep
-from ringlet.bench.exceptions import BenchError
-from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
+from ringlet.bench.cases import OWN_OF_NCCL, BenchError, Sweep
+from ringlet.bench.rules import Timing, derive, table_text
 from ringlet.bench.run import Row
-from ringlet.bench.thresholds import Found, calibrate, table_line
 from ringlet.cli import algorithm_files, bench, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
 from ringlet.schedule import Algorithm
 
-_LIMIT = "RINGLET_PEER_MEMORY_BYTES"
 _EXAMPLES = """\
 ringlet tune                            two ranks of this machine; groups use the table from then on
 ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
 ringlet tune --cluster 4x2-block --collective all_reduce -b 1K -e 16M
 ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
 ringlet tune mine.py -o mine            is your own algorithm faster, and when?
-ringlet tune --calibrate                2 seconds: only the sizes that suit this processor
 ringlet tune --show                     the table in force
 
 Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file. If it is empty, ringlet
@@ -44,8 +38,7 @@ def add_to(commands: Any) -> None:
         commands, "tune", tune_command,
         help="measure algorithms, and write the table of rules for `auto`",
         description="Measure all algorithms of each collective over sizes, interleaved, and write a rule for `auto` "
-        "for each range of sizes in which another algorithm than the built-in choice is faster. Before that, measure "
-        "for 2 seconds at which sizes the engine of one host should change its way on this processor. On GPUs: measure "
+        "for each range of sizes in which another algorithm than the built-in choice is faster. On GPUs: measure "
         "peers' memory and NCCL, and write a rule for each range in which the other one is faster.",
         examples=_EXAMPLES,
     )  # fmt: skip
@@ -53,8 +46,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
         help=f"measure the algorithms of these files too: {algorithm_files.FILES}")  # fmt: skip
     parser.add_argument("--show", action="store_true", help="print the table in force and its origin, measure nothing")
-    parser.add_argument("--calibrate", action="store_true",
-        help="measure only the sizes of this processor, and keep the rules of the table")  # fmt: skip
     options.add(parser, "worlds", help="numbers of ranks: 2,4,8-16 (default 2)")
     for name in ("cluster", "transport", "device"):
         options.add(parser, name)
@@ -75,69 +66,22 @@ def tune_command(args: argparse.Namespace) -> int:
     cluster = bench.named_cluster(args.cluster) if args.cluster else None
     sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
     output = args.output or _usual_place()
+    # The lines of sizes that its user has written stay, and count while algorithms are measured.
+    sizes = "".join(f"{line}\n" for line in outputs.table_text(output).splitlines() if line.split()[:1] == ["tuned"])
     for sweep in sweeps:
         bench.require_able(sweep)
     outputs.check({"-o": output}, make_folders=True)
-    before = outputs.table_text(output)
-    if args.calibrate:
-        text = calibration() + kept(before, _C.processor_model())
-        return _finish(output, text, "calibrated this processor")
-    on_one_host = args.device == "cpu" and cluster is None and (args.transport or default_transport()) != "tcp"
-    sizes = _sizes() if on_one_host else ""
-    rows, meta = _measure(sweeps, sizes, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
-    rules = derive(timings(rows, cluster, sizes), _C.chosen, args.margin / 100)
+    rows, meta = _measure(sweeps, sizes)
+    rules = derive(_timings(rows, cluster, sizes), _C.chosen, args.margin / 100)
     own = algorithm_files.comment(rule.algorithm for rule in rules)
-    if sizes:
-        before = kept(before, _C.processor_model())
-    sizes += "".join(line for line in before.splitlines(keepends=True) if calibrates(line))
-    return _finish(output, _heading(meta, args.margin) + sizes + own + table_text(rules), _summary(rules))
-
-
-def _finish(output: Path, text: str, summary: str) -> int:
+    text = _heading(meta, args.margin) + sizes + own + table_text(rules)
     outputs.write_table(output, text)
     print(text, end="")
-    print(f"wrote {output}: {summary}", file=sys.stderr)
+    told = f"{len(rules)} rule{'s' if len(rules) > 1 else ''} before the built-in ones"
+    if not rules:
+        told = "the built-in choice is right wherever it was measured"
+    print(f"wrote {output}: {told}", file=sys.stderr)
     return 0
-
-
-def calibration() -> str:
-    """Measures the sizes of this processor: their lines of a table. BenchError as `calibrate`."""
-    built_in, processor = _C.tuned("", ""), _C.processor_model()
-    with _ranks_with({"RINGLET_TABLE": ""}):
-        found, seconds = calibrate(built_in)
-    print(f"calibrated {processor} in {seconds:.1f} s", file=sys.stderr)
-    what = "sizes that gain on the built-in ones" if found else "the built-in sizes are right wherever it was measured"
-    return f"# calibrated {processor}: {what}\n" + "".join(
-        table_line(one.name, one.value, processor, _told(one, built_in[one.name])) for one in found
-    )
-
-
-def _told(one: Found, built_in: int) -> str:
-    least, most = min(one.gains.values()), max(one.gains.values())
-    usual = size_text(built_in) if built_in < 1 << 40 else "no limit"
-    return f"built in {usual}; {least:.2f}x to {most:.2f}x the speed where they differ"
-
-
-def kept(table: str, processor: str) -> str:
-    """The table without the lines that calibrating this processor writes."""
-    mine = (line for line in table.splitlines(keepends=True) if not calibrates(line, processor))
-    return "".join(line if line.endswith("\n") else f"{line}\n" for line in mine)
-
-
-def calibrates(line: str, processor: str | None = None) -> bool:
-    """Whether calibrating writes such a line of a table; `processor`: if given, for this one."""
-    words = line.partition("  # ")[0].replace(":", " ").split()
-    ours = words[:1] == ["tuned"] or words[:2] == ["#", "calibrated"]
-    return ours and (processor is None or processor in words)
-
-
-def _sizes() -> str:
-    """The same, but nothing where it cannot be measured now: algorithms can."""
-    try:
-        return calibration()
-    except BenchError as error:
-        print(f"without a calibration: {error}", file=sys.stderr)
-        return ""
 
 
 def in_force() -> str:
@@ -163,25 +107,21 @@ def alternatives(own: Iterable[Algorithm] = ()) -> dict[str, tuple[str, ...]]:
     return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
 
 
-def timings(rows: Iterable[Row], cluster: Any, sizes: str = "") -> Iterator[Timing]:
-    """The measured times of each algorithm, by situation. sizes: the table with which they were measured."""
+def _timings(rows: Iterable[Row], cluster: Any, sizes: str) -> Iterator[Timing]:
+    """The measured times of each algorithm, by situation. sizes: lines of a table, with which they were measured."""
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
         medium = _medium(row, cluster)
-        told = _way(row) if medium == "gpus" else row["algorithm"]
-        key = (row["collective"], medium, row["world"], row["bytes"], told)
+        # On GPUs, of what `auto` goes through, as the ranks are told, and of NCCL's own collective.
+        way = "peers" if medium == "gpus" and row["algorithm"] != "nccl" else row["algorithm"]
+        key = (row["collective"], medium, row["world"], row["bytes"], way)
         # Small messages go through stages in both kinds of memory; once is enough.
-        if medium != "registered" or row["bytes"] > small_bytes(row["world"], sizes):
+        if medium != "registered" or row["bytes"] > _small_bytes(row["world"], sizes):
             found[key][row["round"]] = row["time_us_p50"]
     return (Timing(*key, times) for key, times in found.items())
 
 
-def _way(row: Row) -> str:
-    """What `auto` goes through, as the ranks are told, and what NCCL's own collective does."""
-    return "nccl" if row["algorithm"] == "nccl" else "peers"
-
-
-def small_bytes(world: int, table: str = "") -> int:
+def _small_bytes(world: int, table: str = "") -> int:
     """Up to this size messages go through stages even if tensors are registered."""
     return _C.tuned(table, _C.processor_model())["small_bytes_of_two" if world == 2 else "small_bytes"]
 
@@ -200,7 +140,7 @@ def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
     if min(worlds) < 2:
         raise BenchError("--world 1: a single rank has no algorithm to choose: give 2 or more")
     transport = args.transport or default_transport()
-    in_place = args.end_bytes > min(map(small_bytes, worlds)) and not cluster and transport != "tcp"
+    in_place = args.end_bytes > min(map(_small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
     own = [one for made in args.files for one in made]
     known = alternatives(own)
@@ -229,7 +169,8 @@ def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
             raise BenchError("--world 1: a single rank has no peers: give 2 or more")
         yield Sweep(
             worlds=(world,), collectives=args.collectives or OWN_OF_NCCL, algorithms=("auto", "nccl"),
-            memory=("ordinary",), device=args.device, **_sizes_and_rounds(args),
+            memory=("ordinary",), device=args.device, variables={"RINGLET_PEER_MEMORY_BYTES": str(1 << 60)},
+            **_sizes_and_rounds(args),
         )  # fmt: skip
 
 
@@ -237,35 +178,22 @@ def _sizes_and_rounds(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("begin_bytes", "end_bytes", "factor", "rounds", "sample_ms")}
 
 
-def _measure(sweeps: Iterable[Sweep], sizes: str, variables: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:
-    """sizes: lines of a table, with which the ranks are measured; variables: for them. BenchError for wrong results."""
+def _measure(sweeps: Iterable[Sweep], sizes: str) -> tuple[list[Row], dict[str, Any]]:
+    """sizes: lines of a table, with which the ranks are measured. BenchError for wrong results."""
     rows: list[Row] = []
     meta: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ringlet-tune-") as folder:
         table = Path(folder) / "table"
         table.write_text(sizes, encoding="utf-8")
-        with _ranks_with({"RINGLET_TABLE": str(table)} | variables):
-            for sweep in sweeps:
-                measured, meta = bench.measure(sweep)
-                _check_ways(sweep, meta)
-                results.require_right(measured)
-                rows += measured
+        for sweep in sweeps:
+            # A wrong table of the user must not keep a better one from being measured.
+            measured, meta = bench.measure(
+                dataclasses.replace(sweep, variables={**sweep.variables, "RINGLET_TABLE": str(table)})
+            )
+            _check_ways(sweep, meta)
+            results.require_right(measured)
+            rows += measured
     return rows, meta
-
-
-@contextlib.contextmanager
-def _ranks_with(variables: dict[str, str]) -> Iterator[None]:
-    """Variables of ranks that are started meanwhile. Give RINGLET_TABLE: a wrong table of the user must not keep a
-    better one from being measured."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _check_ways(sweep: Sweep, meta: dict[str, Any]) -> None:
@@ -289,9 +217,3 @@ def _heading(meta: dict[str, Any], margin: float) -> str:
         f"# {meta['date']}, {machine['processor']}, {machine['cores']} cores, commit {meta['commit']}\n"
         f"# Rules that gain at least {margin:g} % on the built-in choice, in the median of ratios within a round.\n"
     )
-
-
-def _summary(rules: list[Rule]) -> str:
-    if not rules:
-        return "the built-in choice is right wherever it was measured"
-    return f"{len(rules)} rule{'s' if len(rules) > 1 else ''} before the built-in ones"

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 import ringlet
-
-from .exceptions import BenchError
+from ringlet import _C
+from ringlet.bench.cases import BenchError
+from ringlet.bench.rules import size_text
 
 MARGIN = 0.05  # the least gain
 LOSS = 0.01  # the most that may be lost anywhere
@@ -292,3 +293,18 @@ def table_line(name: str, value: int, processor: str, comment: str = "") -> str:
     """A line of a table: csrc/engine/tuning.h."""
     whose = f"  processor {processor}" if processor else ""
     return f"tuned  {name}  {value}B{whose}" + (f"  # {comment}" if comment else "") + "\n"
+
+
+def calibration() -> str:
+    """The sizes of this processor, as lines of a table. BenchError as `calibrate`."""
+    built_in, processor = _C.tuned("", ""), _C.processor_model()
+    os.environ["RINGLET_TABLE"] = ""
+    found, _ = calibrate(built_in)
+    lines = [table_line(one.name, one.value, processor, _told(one, built_in[one.name])) for one in found]
+    return "".join(lines) or f"# the built-in sizes are right for {processor}\n"
+
+
+def _told(one: Found, built_in: int) -> str:
+    least, most = min(one.gains.values()), max(one.gains.values())
+    usual = size_text(built_in) if built_in < _EVER else "no limit"
+    return f"built in {usual}; {least:.2f}x to {most:.2f}x the speed where they differ"
