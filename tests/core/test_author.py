@@ -20,7 +20,8 @@ from ranks import joined, on
 from ringlet import _C
 from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.data import ScheduleError
-from ringlet.schedule.prove import prove, prove_all
+from ringlet.schedule.prove import prove
+from ringlet.schedule.prove_all import prove_all
 
 COUNTS = (0, 1, 7, 123_567, 1 << 20)
 

@@ -9,7 +9,8 @@ import torch
 import ringlet
 from ranks import on
 from ringlet.schedule import Round, Schedule, ScheduleError, Step, recv, reduce, send
-from ringlet.schedule.prove import prove, prove_all
+from ringlet.schedule.prove import prove
+from ringlet.schedule.prove_all import prove_all
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
 SMALL, LARGE = [*range(1, 18)], [*range(18, 34), 48, 64]

@@ -10,7 +10,7 @@ import ringlet
 from ringlet.cli.main import main
 from ringlet.schedule.cost import uplink_load, uplink_totals
 from ringlet.schedule.hosts import described, numbered, parse_hosts, ranks_by_host
-from ringlet.schedule.prove import prove_all
+from ringlet.schedule.prove_all import prove_all
 
 REGULAR = [
     "1x5",

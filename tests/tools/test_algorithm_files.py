@@ -62,41 +62,11 @@ def test_prove(files, kind, capsys):
     out = capsys.readouterr().out
     worlds = "1-16" if kind == "mine" else "8"
     assert re.search(rf"^{'of_commands' if kind == 'mine' else kind} +all_reduce +{worlds} ", out, re.MULTILINE)
-    assert ("of_xml.xml as MSCCL runs it: right, depth 7, trees 8" in out) == (kind == "of_xml")
 
 
-def own_order():
-    """A one-pass all-reduce of three GPUs, each of which begins the sum with its own contribution."""
-
-    def step(kind, source="i", target="i", place=0, waits=(-1, 0), posts=0):
-        places = f'srcbuf="{source}" srcoff="{place if source == "s" else 0}" dstbuf="{target}"'
-        return (
-            f'<step type="{kind}" {places} dstoff="{place if target == "s" else 0}" cnt="1" depid="{waits[0]}" '
-            f'deps="{waits[1]}" hasdep="{posts}"/>'
-        )
-
-    gpus = ""
-    for rank in range(3):
-        others = [peer for peer in range(3) if peer != rank]
-        blocks = []
-        for place, peer in enumerate(others):
-            steps = step("s") + step("r", target="s", place=place, posts=1)
-            blocks.append(f'<tb id="{place}" send="{peer}" recv="{peer}" chan="0">{steps}</tb>')
-        additions = step("re", source="s", waits=(1, 1)) + step("re", source="s", place=1)
-        blocks.append(f'<tb id="2" send="-1" recv="-1" chan="0">{step("nop", waits=(0, 1))}{additions}</tb>')
-        gpus += f'<gpu id="{rank}" i_chunks="1" o_chunks="0" s_chunks="2">{"".join(blocks)}</gpu>'
-    return f'<algo name="x" nchunksperloop="1" ngpus="3" coll="allreduce" inplace="1">{gpus}</algo>'
-
-
-def test_prove_tells_what_is_wrong(files, tmp_path, capsys):
+def test_prove_tells_what_is_wrong(files, capsys):
     assert main(["prove", files["wrong"]]) == 1
     assert "not proved: wrong all_reduce, world 2: rank 1, round 1, chunk 0: adds" in capsys.readouterr().err
-    # As MSCCL runs it this is wrong; the schedule, which adds in rank order, is right.
-    (tmp_path / "one_pass.xml").write_text(own_order())
-    assert main(["prove", str(tmp_path / "one_pass.xml")]) == 1
-    said = capsys.readouterr()
-    assert re.search(r"^one_pass +all_reduce +3 +1 +2 S +1 +1 +yes", said.out, re.MULTILINE)
-    assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums ((0+2)+1), GPU 0 ((0+1)+2)" in said.err
 
 
 def exchange(first, second):
@@ -104,7 +74,7 @@ def exchange(first, second):
     places = 'srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1"'
     steps = "".join(f'<step type="{kind}" {places}/>' for kind in (first, second))
     gpus = "".join(
-        f'<gpu id="{rank}" i_chunks="1"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">{steps}</tb></gpu>'
+        f'<gpu id="{rank}"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">{steps}</tb></gpu>'
         for rank in range(2)
     )
     return f'<algo nchunksperloop="1" ngpus="2" coll="allreduce" inplace="1">{gpus}</algo>'
@@ -114,11 +84,10 @@ def exchange(first, second):
     ("text", "code", "told"),
     [
         (exchange("s", "rrc"), 0, ""),
-        (exchange("rrc", "s"), 1, "a deadlock: GPU 0, threadblock 0, step 0 (rrc) waits for a message of GPU 1"),
-        (exchange("re", "re"), 1, "adds"),
-        (exchange("s", "rrc").replace('"rrc"', '"sing"'), 1, "there is no step 'sing'"),
-        (exchange("s", "rrc").replace('i_chunks="1"', 'i_chunks="x"'), 1, "<gpu> has i_chunks='x'"),
-        (exchange("s", "rrc").replace("allreduce", "scan"), 1, "there is no collective for coll='scan'"),
+        (exchange("rrc", "s"), 2, "a deadlock: GPU 0, threadblock 0, step 0 (rrc) waits for a message of GPU 1"),
+        (exchange("s", "r"), 1, "ends without the contribution of rank 0"),
+        (exchange("re", "re"), 2, "adds"),
+        (exchange("s", "rrc").replace('"rrc"', '"sing"'), 2, "there is no step 'sing'"),
         ("<svg></svg>", 2, "not MSCCL-XML: it begins with <svg>"),
         ("no XML", 2, "not XML"),
         (None, 2, "cannot read the file"),

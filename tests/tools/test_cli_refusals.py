@@ -6,9 +6,9 @@ import pytest
 
 from ringlet.bench import repository
 from ringlet.cli import bench as bench_cli
-from ringlet.cli import doctor, draw, reveal, tune
+from ringlet.cli import doctor, reveal, tune
 from ringlet.cli.main import main
-from ringlet.schedule import prove
+from ringlet.schedule import Schedule, prove_all
 
 
 class WorkBegan(BaseException):
@@ -25,12 +25,12 @@ def idle(monkeypatch, tmp_path):
     for module, name in (
         (bench_cli, "measure"),
         (tune.bench, "measure"),
-        (prove, "prove"),
-        (draw, "svg"),
+        (prove_all, "prove"),
+        (Schedule, "svg"),
+        (Schedule, "text"),
         (reveal, "Jobs"),
     ):
         monkeypatch.setattr(module, name, begin)
-    monkeypatch.setattr(draw, "text", begin)
     monkeypatch.setattr(doctor, "examine", begin)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import Algorithm, ScheduleError, msccl
+from ringlet.schedule import Algorithm, ScheduleError
 from ringlet.schedule.closed_forms import CLOSED_FORMS, shown
 from ringlet.schedule.collectives import REDUCTIONS
-from ringlet.schedule.prove import Proof, prove_all
+from ringlet.schedule.prove import Proof
+from ringlet.schedule.prove_all import prove_all
 
 COLUMNS = (
     *("algorithm", "collective", "worlds", "rounds", "sent per rank"),
@@ -46,36 +45,27 @@ def prove_command(args: argparse.Namespace) -> int:
     """Proves and prints a table; returns 1 with a message if a schedule is wrong, 2 if the arguments are."""
     require_rich()
     outputs.check({"--json": args.json})
+    own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
+    _require_names_apart(own)
+    collectives = args.collectives or tuple(dict.fromkeys(one.collective for one in own))
+    told: dict[str, Any] = {"proved": True}
     try:
         with progress("proving") as watch:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
-            own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
-            _require_names_apart(own)
-            collectives = args.collectives or tuple(dict.fromkeys(one.collective for one in own))
             proofs = prove_all(worlds, watch, (*(args.algorithms or ()), *own), collectives, args.hosts)
-    except (ScheduleError, InvalidUsage) as error:
-        if isinstance(error, InvalidUsage) and not _is_verdict(error):
-            raise
-        return _finish(args, {}, [error])
+    except ScheduleError as error:
+        print(f"not proved: {error}", file=sys.stderr)
+        places = ("schedule", "rank", "round", "chunk", "message")
+        told = {"proved": False, "error": {key: getattr(error, key) for key in places}}
     except ValueError as error:
         raise InvalidUsage(str(error)) from error
-    rows = _rows(proofs)
-    print_table(COLUMNS, [list(row.values()) for row in rows], words=range(len(COLUMNS)))
-    wrong = [one for file in args.files for one in _wrong_as_written(Path(file.partition(":")[0]))]
-    told = {"rows": rows, "proofs": [{**vars(proof), "sent": str(proof.sent)} for proof in proofs]}
-    return _finish(args, told, wrong)
-
-
-def _finish(args: argparse.Namespace, told: dict[str, Any], wrong: Sequence[ScheduleError | InvalidUsage]) -> int:
-    for error in wrong:
-        print(f"not proved: {error}", file=sys.stderr)
+    else:
+        told["rows"] = rows = _rows(proofs)
+        told["proofs"] = [{**vars(proof), "sent": str(proof.sent)} for proof in proofs]
+        print_table(COLUMNS, [list(row.values()) for row in rows], words=range(len(COLUMNS)))
     if args.json:
-        found = {"proved": not wrong} | told
-        if wrong:
-            found["error"] = {key: getattr(wrong[0], key, None) for key in ("schedule", "rank", "round", "chunk")}
-            found["error"]["message"] = getattr(wrong[0], "message", str(wrong[0]))
-        args.json.write_text(json.dumps(found) + "\n")
-    return 1 if wrong else 0
+        args.json.write_text(json.dumps(told) + "\n")
+    return 0 if told["proved"] else 1
 
 
 def _require_names_apart(own: list[Algorithm]) -> None:
@@ -88,24 +78,6 @@ def _require_names_apart(own: list[Algorithm]) -> None:
                 f"{other.origin} and {one.origin} both have the {one.collective} algorithm {one.name}: "
                 "prove one at a time"
             )
-
-
-def _is_verdict(error: InvalidUsage) -> bool:
-    """Whether a file is a program of MSCCL that is wrong or has no schedule, not a file that is no program at all."""
-    cause = error.__cause__
-    return isinstance(cause, msccl.MscclError) and not isinstance(cause, msccl.NotMscclError)
-
-
-def _wrong_as_written(file: Path) -> Iterator[InvalidUsage]:
-    """What is wrong with an MSCCL program in the order in which MSCCL runs it; its schedule may be right."""
-    if file.suffix != ".xml":
-        return
-    try:
-        depth, trees = msccl.check(msccl.read(file.read_text()))
-    except msccl.MscclError as error:
-        yield InvalidUsage(f"{file} as MSCCL runs it: {error}")
-    else:
-        print(f"{file} as MSCCL runs it: right, depth {depth}, trees {trees}")
 
 
 def _rows(proofs: list[Proof]) -> list[dict[str, str]]:

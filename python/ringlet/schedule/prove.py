@@ -17,19 +17,14 @@ It shares no code with the engines, and states what collectives promise by itsel
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
-from ringlet.schedule import registry
 from ringlet.schedule.closed_forms import ClosedForm, closed_form
 from ringlet.schedule.collectives import (
     COLLECTIVES,
     DIVIDED,
     REDUCTIONS,
-    ROOTED,
     input_chunks,
     output_chunks,
     promised,
@@ -39,9 +34,6 @@ from ringlet.schedule.cost import counts
 from ringlet.schedule.data import MOST_PARTS, MOST_ROUNDS, VERBS, Round, Schedule, ScheduleError, Step
 from ringlet.schedule.execution import Execution, Message, execute, pair_messages
 from ringlet.schedule.expression_trees import ranks_in
-from ringlet.schedule.registry import Algorithm, algorithms, registered
-
-ALL_ROOTS_UP_TO = 16
 
 
 @dataclass(frozen=True)
@@ -62,8 +54,8 @@ class Proof:
 
 def prove(schedule: Schedule) -> Proof:
     """Proves one schedule, registered or made by hand; raises ScheduleError if it is wrong."""
+    well_formed(schedule)
     try:
-        well_formed(schedule)
         for rank, rounds in enumerate(schedule.ranks):
             for index, round in enumerate(rounds):
                 _check_hazards(rank, index, round)
@@ -78,78 +70,16 @@ def prove(schedule: Schedule) -> Proof:
 
 def well_formed(schedule: Schedule) -> None:
     """Raises ScheduleError unless steps and messages fit the schedule's buffers and each other."""
-    _check_shape(schedule)
-    for rank, rounds in enumerate(schedule.ranks):
-        for index, round in enumerate(rounds):
-            _check_steps(schedule, rank, index, round)
-    for message in pair_messages(schedule):
-        _check_message(schedule, message)
-
-
-def prove_all(
-    worlds: Iterable[int],
-    progress: Callable[[int, int, str], None] | None = None,
-    algorithm: str | Algorithm | Collection[str | Algorithm] | None = None,
-    collective: str | Collection[str] | None = None,
-    hosts: Sequence[int] | None = None,
-) -> list[Proof]:
-    """Proves every built-in schedule, or those of some algorithms (names, or own ones) or collectives, for every world.
-
-    Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
-    the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
-    `progress(done, total, name)` is called before each proof and once at the end.
-    Raises the first ScheduleError; ValueError if nothing registered has that name, or if an algorithm covers none of
-    the worlds.
-    """
-    chosen, collectives = _chosen(algorithm), _chosen(collective)
-    rows = _rows(chosen, collectives)
-    worlds = list(worlds)
-    cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
-    proofs, covered = [], set()
-    for done, (a, c, world, root) in enumerate(cases):
-        if progress:
-            progress(done, len(cases), f"{_name(a)} {c}")
-        # One of a user's own may not cover every world.
-        with contextlib.suppress(NotImplementedError):
-            proofs.append(prove(registry.schedule(a, c, world=world, root=root, hosts=hosts)))
-            covered.add((a, c))
-    idle = [_name(a) for a, c in rows if (a, c) not in covered]
-    if idle:
-        raise ValueError(f"{', '.join(idle)} covers none of these worlds")
-    if progress:
-        progress(len(cases), len(cases), "")
-    return proofs
-
-
-def _rows(chosen: list[str | Algorithm], collectives: list[str]) -> list[tuple[str | Algorithm, str]]:
-    """(algorithm, collective) of what is chosen; of all that is built in, if `chosen` is empty."""
-    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in algorithms()]
-    known += [(own.name, own.collective) for own in registered() if own.name in chosen]
-    known += [(own, own.collective) for own in chosen if isinstance(own, Algorithm)]
-    rows = [(a, c) for a, c in known if a in (chosen or [a]) and c in (collectives or [c])]
-    if rows:
-        return rows
-    wanted = " ".join(map(",".join, filter(None, (map(_name, chosen), collectives))))
-    near = [f"{_name(a)} {c}" for a, c in known if a in chosen or c in collectives]
-    all_names = dict.fromkeys(_name(a) for a, _ in known)
-    raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
-
-
-def _name(algorithm: str | Algorithm) -> str:
-    return algorithm if isinstance(algorithm, str) else algorithm.name
-
-
-def _chosen(given: Any) -> list[Any]:
-    return [given] if isinstance(given, (str, Algorithm)) else list(given or ())
-
-
-def roots(collective: str, world: int) -> Iterator[int]:
-    """The roots for which `prove_all` proves a collective."""
-    if collective not in ROOTED:
-        return iter([0])
-    if world <= ALL_ROOTS_UP_TO:
-        return iter(range(world))
-    return iter([0, 1, world // 2, world - 1])
+    try:
+        _check_shape(schedule)
+        for rank, rounds in enumerate(schedule.ranks):
+            for index, round in enumerate(rounds):
+                _check_steps(schedule, rank, index, round)
+        for message in pair_messages(schedule):
+            _check_message(schedule, message)
+    except ScheduleError as error:
+        error.schedule = schedule.name
+        raise
 
 
 def _check_shape(schedule: Schedule) -> None:

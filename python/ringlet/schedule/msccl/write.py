@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from ringlet.schedule.collectives import required_parts
-from ringlet.schedule.data import MOST_PARTS, Round, Schedule, ScheduleError, Step
-from ringlet.schedule.execution import pair_messages
+from ringlet.schedule.data import MOST_PARTS, Round, Schedule, Step
 from ringlet.schedule.msccl.program import COLLECTIVES, Location, MscclError
+from ringlet.schedule.prove import well_formed
 
 _NOWHERE: Location = ("i", -1)
 _LOCAL = (-1, -1)
@@ -32,11 +31,7 @@ def to_xml(schedule: Schedule) -> str:
     if schedule.collective not in names or schedule.root:
         known = ", ".join(names)
         raise MscclError(f"{schedule.name}: MSCCL-XML has {known}, with root 0, and nothing else: write FILE.json")
-    try:
-        _require_possible(schedule)
-    except ScheduleError as error:
-        error.schedule = schedule.name
-        raise
+    well_formed(schedule)
     moves = schedule.collective != "all_to_all"
     algo = ElementTree.Element(
         "algo", name=schedule.algorithm, proto="Simple", nchannels="1", coll=names[schedule.collective],
@@ -47,35 +42,6 @@ def to_xml(schedule: Schedule) -> str:
         algo.append(_Gpu(schedule, rank).element())
     ElementTree.indent(algo)
     return ElementTree.tostring(algo, encoding="unicode") + "\n"
-
-
-def _require_possible(schedule: Schedule) -> None:
-    """What a file needs of a schedule that is not proved: parts, chunks and peers that exist, and matching messages."""
-    world, parts = schedule.world, schedule.parts
-    fits = required_parts(schedule.collective, world) in (None, parts) and 1 <= parts <= MOST_PARTS
-    if not 1 <= world == len(schedule.ranks) or not fits:
-        text = f"{parts} parts and {len(schedule.ranks)} ranks are no {schedule.collective} in a world of {world}"
-        raise ScheduleError(0, None, None, text)
-    for rank, rounds in enumerate(schedule.ranks):
-        for index, step in ((index, step) for index, round in enumerate(rounds) for step in round.steps):
-            wrong = _wrong(step, rank, world, parts)
-            if wrong:
-                raise ScheduleError(rank, index, step.first, wrong)
-    for message in pair_messages(schedule):
-        if message.sent.count != message.received.count:
-            text = f"'{message.sent}' matches '{message.received}' of rank {message.target}: the counts differ"
-            raise ScheduleError(message.source, message.source_round, message.sent.first, text)
-
-
-def _wrong(step: Step, rank: int, world: int, parts: int) -> str:
-    if step.verb not in ("send", "recv", "reduce", "copy"):
-        return f"there is no verb {step.verb!r}"
-    firsts = (step.first, step.peer) if step.verb == "copy" else (step.first,)
-    if step.count < 0 or any(first < 0 or first + step.count > parts for first in firsts):
-        return f"{step} lies outside the {parts} parts"
-    if step.verb != "copy" and (step.peer == rank or not 0 <= step.peer < world):
-        return f"{step}: its peer {step.peer} is no other rank"
-    return ""
 
 
 @dataclass
