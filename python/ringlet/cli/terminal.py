@@ -38,42 +38,35 @@ def print_table(
     words: Iterable[int] = (0,),
     title: str = "",
     less_telling: Sequence[str] = (),
-    section: str = "",
-    wrong: Callable[[Sequence[str]], bool] | None = None,
 ) -> None:
-    """Prints a table: with rules on a terminal, and elsewhere in columns, however wide they are.
+    """Prints a table, however wide it is: with rules on a terminal, and in plain columns elsewhere.
 
     words: the columns of words; the others are of numbers. less_telling: columns to leave out, in this order, until the
-    table fits the terminal. section: a column, between different values of which a rule stands. wrong: a row in red.
+    table fits the terminal.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    left, shown, dropped = set(words), list(range(len(columns))), list(less_telling)
-    console = Console(highlight=False)
-    cells = [max((len(row[index]) for row in rows), default=0) for index in shown]
-    whole = [max(width, len(name)) for width, name in zip(cells, columns, strict=True)]
-    broken = [max(width, *map(len, name.split(" "))) for width, name in zip(cells, columns, strict=True)]
+    console, left = Console(highlight=False), set(words)
 
-    def total(widths: Sequence[int]) -> int:
-        return 1 + sum(3 + widths[index] for index in shown)
+    def drawn(names: Sequence[str]) -> Table:
+        table = Table(box=box.HEAVY_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
+        shown = [index for index, name in enumerate(columns) if name in names]
+        for index in shown:
+            header = columns[index].replace(" ", "\n") if console.is_terminal else columns[index]
+            table.add_column(header, justify="left" if index in left else "right")
+        for row in rows:
+            table.add_row(*(row[index].replace(" ", _KEPT) for index in shown))
+        return table
 
-    while console.is_terminal and dropped and total(broken) > console.width:
-        name = dropped.pop(0)
-        shown = [index for index in shown if columns[index] != name]
-    # Headers are broken at spaces if that makes the table fit. A table that is cut loses figures: if it does not fit,
-    # the terminal breaks its lines.
-    widths = whole if not console.is_terminal or total(whole) <= console.width else broken
-    console.width = max(console.width, total(widths))
-    table = Table(box=box.HEAVY_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
-    for index in shown:
-        table.add_column(columns[index], justify="left" if index in left else "right", width=widths[index])
-    of = columns.index(section) if section else 0
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        ends = bool(section) and following is not None and row[of] != following[of]
-        style = "red" if wrong and wrong(row) else None
-        table.add_row(*(row[index].replace(" ", _KEPT) for index in shown), style=style, end_section=ends)
+    names, dropped = list(columns), list(less_telling)
+    anything = console.options.update(width=1 << 16)
+    while console.is_terminal and dropped and console.measure(drawn(names), options=anything).maximum > console.width:
+        names.remove(dropped.pop(0))
+    table = drawn(names)
+    # A table that is cut loses figures: if it does not fit, the terminal breaks its lines.
+    console.width = max(console.width, console.measure(table, options=anything).maximum)
     if title:
         print(f"\n# {title}")
     with console.capture() as captured:
@@ -84,17 +77,13 @@ def print_table(
 
 @contextlib.contextmanager
 def progress(what: str, *, lines: bool = False) -> Iterator[Progress]:
-    """A bar on a terminal, gone at the end; a plain one without rich. lines: elsewhere, a line for each tenth."""
-    if not sys.stderr.isatty():
+    """A bar on a terminal, gone at the end; none without rich. lines: elsewhere, a line for each tenth."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield _in_lines(what) if lines else lambda done, total, told: None
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        print(f"{what} ...", file=sys.stderr, flush=True)
-        yield lambda done, total, told: None
-        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
