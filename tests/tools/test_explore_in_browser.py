@@ -1,14 +1,12 @@
 """`ringlet explore`'s page in a real browser: does it compute what the core computes, and can one use it?"""
 
 import json
-import re
 
 import pytest
 
 import browser
 from ringlet.schedule import schedule
 from ringlet.schedule.collectives import ROOTED
-from ringlet.schedule.cost import Machine, cost
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import catalogue, known_sources
 from ringlet.schedule.frames import frames_of
@@ -25,7 +23,7 @@ SOURCES = known_sources()
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("explore") / "page.html"
-    names = [source.name for source in SOURCES if source.collective == "all_reduce"]
+    names = [name for name, collective, _ in SOURCES if collective == "all_reduce"]
     start = {"collective": "all_reduce", "a": names[0], "b": names[1]}
     path.write_text(page(catalogue(SOURCES, WORLDS, start)), encoding="utf-8")
     return path
@@ -73,7 +71,7 @@ def settled(tab, change):
 
 
 def choose(tab, name, value):
-    event = "input" if name in ("ranks", "bytes", "alpha", "beta", "gamma", "scrub") else "change"
+    event = "input" if name in ("ranks", "scrub") else "change"
     tab.value(
         f"(() => {{ const e = document.getElementById('{name}'); e.value = {json.dumps(value)};"
         f"e.dispatchEvent(new Event('{event}', {{bubbles: true}})); }})()"
@@ -87,14 +85,14 @@ def text(tab, selector):
 # --- is it true?
 
 # What the page has unpacked, of every algorithm at these places.
-UNPACKED = """(async (places, machine, bytes) => {
+UNPACKED = """(async (places) => {
   const found = [];
   for (const row of ringlet.data.algorithms) {
     for (const [world, hosts, root] of places) {
       const scene = await ringlet.load(row, world, hosts, root);
       const held = scene?.frames.map((frame, m) => frame.map((boxes) => Array.from({length: scene.parts}, (_, box) =>
         boxes[box] ? [boxes[box].origin, boxes[box].ranks, boxes[box].until <= m] : null)));
-      found.push(scene && [scene.hosts, held, ringlet.predict(scene, bytes, machine).seconds]);
+      found.push(scene && [scene.hosts, held]);
     }
   }
   return found;
@@ -103,14 +101,14 @@ UNPACKED = """(async (places, machine, bytes) => {
 
 def test_the_page_unpacks_what_python_has_packed(opened):
     places = [(5, "", 0), (5, "3,2", 4), (8, "4x2:cyclic", 0)]
-    found = iter(opened().value(f"{UNPACKED}({json.dumps(places)}, {json.dumps(vars(Machine()))}, 1 << 20)"))
-    for source in SOURCES:
+    found = iter(opened().value(f"{UNPACKED}({json.dumps(places)})"))
+    for name, collective, _ in SOURCES:
         for world, hosts, root in places:
             got, on = next(found), parse_hosts(hosts or f"1x{world}")
-            if root and source.collective not in ROOTED:
+            if root and collective not in ROOTED:
                 assert got is None
                 continue
-            made = schedule(source.name, source.collective, world=world, root=root, hosts=on if hosts else None)
+            made = schedule(name, collective, world=world, root=root, hosts=on if hosts else None)
             drawn = frames_of(made)
             held = [
                 [
@@ -119,16 +117,12 @@ def test_the_page_unpacks_what_python_has_packed(opened):
                 ]
                 for m, f in enumerate(drawn.frames)
             ]
-            assert got == [list(on), held, pytest.approx(cost(made, 1 << 20).seconds, rel=1e-9)], made.name
+            assert got == [list(on), held], made.name
 
 
 def test_the_grown_sum_is_the_provers_tree(opened):
-    tab = opened()
-    grown = tab.value(
-        "(async () => { const row = ringlet.rowOf('butterfly', 'all_reduce');"
-        "return ringlet.treeText(ringlet.sumTree(await ringlet.load(row, 8, '', 0), 5, 0)); })()"
-    )
-    assert grown == "(((0+1)+(2+3))+((4+5)+(6+7)))"
+    grown = opened("#a=butterfly&b=&ranks=8&rank=5&box=0&at=3")
+    assert text(grown, "#held-a") == "Rank 5: (((0+1)+(2+3))+((4+5)+(6+7)))"
 
 
 # --- can one use it?
@@ -182,19 +176,11 @@ def test_everything_is_changed_in_the_page(opened):
     assert tab.value("document.querySelectorAll('#stage-a .host').length") == 2
 
 
-def test_two_side_by_side_in_step_and_in_predicted_time(opened):
+def test_two_side_by_side(opened):
     tab = opened("#a=ring&b=butterfly&ranks=8")
     assert text(tab, "#headline") == "ring beside butterfly"
     tab.key("End")
     assert "done after 14 rounds" in text(tab, "#told-a") and "done after 3 rounds" in text(tab, "#told-b")
-    settled(tab, lambda: choose(tab, "clock", "time"))
-    machine = Machine()
-    seconds = [cost(schedule(name, world=8), 1 << 20, machine).seconds for name in ("ring", "butterfly")]
-    first_done = 100 * min(seconds) / max(seconds)
-    choose(tab, "scrub", first_done - 0.1)
-    assert "done" not in text(tab, "#told-a")
-    choose(tab, "scrub", first_done + 0.1)
-    assert "done after 14 rounds" in text(tab, "#told-a") and "done after" not in text(tab, "#told-b")
     settled(tab, lambda: choose(tab, "b", ""))
     assert (
         text(tab, "#headline") == "ring"
@@ -216,20 +202,18 @@ def test_keys(opened):
     assert tab.value("ringlet.player.playing")
     tab.key(" ")
     assert not tab.value("ringlet.player.playing")
-    settled(tab, lambda: tab.key("+"))
-    assert state(tab)["ranks"] == 5
     tab.value("document.getElementById('collective').focus()")
-    tab.key("+")
-    assert state(tab)["ranks"] == 5, "a field keeps its own keys"
+    tab.key("End")
+    assert tab.value("ringlet.player.position") < 6, "a field keeps its own keys"
 
 
 def test_a_link_leads_to_the_same_view(opened):
-    tab = opened("#collective=reduce&a=tree&b=star&ranks=6&root=4&hosts=3x2&at=1&bytes=4096&alpha=1e-6&rank=4&box=0")
+    tab = opened("#collective=reduce&a=tree&b=star&ranks=6&root=4&hosts=3x2&at=1&rank=4&box=0")
     for address in (tab.value("location.hash"), "#" + tab.value("location.hash")[1:] + "&nonsense=1&at=1"):
         again = opened(address)
         assert state(again) == state(tab)
     shown = state(tab)
-    assert (shown["root"], shown["hosts"], shown["at"], shown["bytes"], shown["alpha"]) == (4, "3x2", 1, 4096, 1e-6)
+    assert (shown["root"], shown["hosts"], shown["at"], shown["rank"]) == (4, "3x2", 1, 4)
     tab.call("Page.bringToFront")  # nothing moves in a tab behind another
     tab.key("ArrowRight")
     tab.wait("location.hash.includes('at=2')")
@@ -239,26 +223,11 @@ def test_a_link_leads_to_the_same_view(opened):
     assert text(tab, "#headline").startswith("ring") and state(tab)["ranks"] == 3
 
 
-@pytest.mark.parametrize(
-    "wrong", ["ranks=99&a=none", "collective=%3Cb%3E", "at=-5&ranks=NaN", "hosts=7x7&root=40&bytes=-1"]
-)
+@pytest.mark.parametrize("wrong", ["ranks=99&a=none", "collective=%3Cb%3E", "at=-5&ranks=NaN", "hosts=7x7&root=40"])
 def test_a_wrong_link_leads_to_something_that_there_is(wrong, opened):
     tab = opened(f"#{wrong}")
     assert tab.value("document.querySelectorAll('#stage-a .card').length") == state(tab)["ranks"]
     assert tab.value("ringlet.player.position") == 0
-
-
-def test_the_machine_is_changed(opened):
-    tab = opened("#a=ring&ranks=8")
-    for name, value in (("alpha", -450), ("beta", -1050)):
-        choose(tab, name, str(value))
-        assert state(tab)[name] == pytest.approx(10 ** (value / 100), rel=1e-2)
-        assert f"{name}=" in tab.value("location.hash")
-    shown = state(tab)
-    machine = Machine(shown["alpha"], shown["beta"], shown["gamma"])
-    time = cost(schedule("ring", world=8), shown["bytes"], machine).seconds
-    number, unit = re.fullmatch(r"([\d.]+) (\w+)", text(tab, "#numbers tr.a td:last-child")).groups()
-    assert float(number) * {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit] == pytest.approx(time, rel=6e-3)
 
 
 def test_a_pressed_box_shows_how_its_sum_grows(opened):
@@ -267,21 +236,11 @@ def test_a_pressed_box_shows_how_its_sum_grows(opened):
         "document.querySelectorAll('#stage-a .card')[2].querySelectorAll('.cell')[3].dispatchEvent(new Event('click'))"
     )
     assert (state(tab)["rank"], state(tab)["box"]) == (2, 3)
-    ghosts = "document.querySelectorAll('#tree-a .tree-node.ghost').length"
-    counts = [tab.value(ghosts)]
-    for _ in range(4):
+    held = [text(tab, "#held-a")]
+    for _ in range(8):
         tab.value("ringlet.player.jump(ringlet.player.position + 1)")
-        counts.append(tab.value(ghosts))
-    assert counts == [4, 3, 2, 1, 0]
-    assert text(tab, "#tree-text-a").startswith("4 of 4 additions done, 4 roundings deep: (")
-
-
-def test_the_busiest_link_is_marked_only_if_it_tells_something(opened):
-    tab = opened("#a=ring&b=hierarchical&ranks=8&hosts=2x4")
-    assert tab.value("document.querySelectorAll('#stage-a .link.busiest').length") == 0
-    assert text(tab, "#links-a") == "Each of the 8 links in use carries 7/4 S, over all rounds."
-    assert tab.value("document.querySelectorAll('#stage-b .link.busiest').length") >= 1
-    assert text(tab, "#links-b").startswith("The busiest of ")
+        held.append(text(tab, "#held-a"))
+    assert held[0] == "Rank 2, chunk 3: 2" and held[-1] == "Rank 2, chunk 3: ((((0+4)+1)+2)+3)"
 
 
 def test_less_motion_where_it_is_asked_for(opened):
@@ -374,7 +333,7 @@ def test_text_stands_out_from_what_is_behind_it(address, scheme, opened):
     tab = opened(address, prefers_color_scheme=scheme)
     tab.value("document.querySelector('.player').style.position = 'static'")  # it would cover what is measured
     found = tab.value(CONTRAST)
-    assert found["seen"] > 60 and found["poor"] == []
+    assert found["seen"] > 30 and found["poor"] == []
 
 
 @pytest.mark.parametrize("address", VIEWS)

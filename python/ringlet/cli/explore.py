@@ -16,7 +16,7 @@ from ringlet.log import ranges
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.draw_trees import Panel
 from ringlet.schedule.explore import page
-from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
+from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources, name_of
 from ringlet.summation.report import panels
 
 
@@ -24,8 +24,8 @@ def add_to(commands: Any) -> None:
     parser = options.add_command(
         commands, "explore", explore_command,
         help="make a page in which schedules move",
-        description="Make one HTML page in which you can play, step and compare schedules, and see their cost on a "
-        "machine. The page needs no network. It has all algorithms, and shows the named ones first.",
+        description="Make one HTML page in which you can play, step and compare schedules. The page needs no network. "
+        "It has all algorithms, and shows the named ones first.",
         examples="ringlet explore -o page.html\nringlet explore ring butterfly --serve\n"
         "ringlet explore ring mine.py -o page.html",
     )  # fmt: skip
@@ -84,22 +84,22 @@ def _start(names: Sequence[str], collective: str | None, sources: list[Source]) 
     """The first view of the page: a collective of the first algorithm, and at most two of its algorithms."""
     if len(names) > 2:
         raise InvalidUsage(f"the page shows one algorithm, or two side by side, got {len(names)}")
+    having: dict[str, list[str]] = {}
+    for source in sources:
+        having.setdefault(name_of(source), []).append(source[1])
     for name in names:
-        known = [source.name for source in sources]
-        if name not in known:
-            every = ", ".join(dict.fromkeys(known))
-            raise InvalidUsage(
-                f"no algorithm is called {options.shown(name)}{did_you_mean(name, known)}; known: {every}"
-            )
+        if name not in having:
+            near = did_you_mean(name, having)
+            raise InvalidUsage(f"no algorithm is called {options.shown(name)}{near}; known: {', '.join(having)}")
     if not names:
         collective = collective or COLLECTIVES[0]
-        names = [source.name for source in sources if source.collective == collective][:2]
-    having = [c for c in COLLECTIVES if all(any((s.name, s.collective) == (n, c) for s in sources) for n in names)]
-    if collective is None and not having:
+        names = [name for name, found in having.items() if collective in found][:2]
+    common = [one for one in COLLECTIVES if all(one in having[name] for name in names)]
+    if collective is None and not common:
         raise InvalidUsage(f"{' and '.join(names)} have no collective in common: give only one of them")
-    if collective is not None and collective not in having:
-        raise InvalidUsage(f"{' or '.join(names)} has no {collective}; it has: {', '.join(having) or 'nothing'}")
-    return {"collective": collective or having[0], **dict(zip("ab", names, strict=False))}
+    if collective is not None and collective not in common:
+        raise InvalidUsage(f"{' or '.join(names)} has no {collective}; it has: {', '.join(common) or 'nothing'}")
+    return {"collective": collective or common[0], **dict(zip("ab", names, strict=False))}
 
 
 def _serve(html: str, port: int) -> None:

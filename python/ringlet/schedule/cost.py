@@ -207,19 +207,6 @@ class Predictor:
             ends[rank].append(start + sum(self._round(load, chunk, machine)))
         return ends
 
-    def chains(self) -> list[list[tuple[int, int, int]]]:
-        """[moment]: of the chains of rounds that end there, each waiting for the one before, those of which one ends
-        last on each machine without hosts' uplinks: its number of rounds, and the chunks that they send and combine."""
-        ends: list[list[set[tuple[int, int, int]]]] = [[{(0, 0, 0)}] for _ in range(self._schedule.world)]
-        moments: dict[int, set[tuple[int, int, int]]] = defaultdict(set)
-        for rank, index in self._execution.order:
-            load = self._loads[rank, index]
-            sent = max(self._loads[place].inside for place in load.met)
-            before = set[tuple[int, int, int]]().union(*(ends[other][round_] for other, round_ in load.met))
-            ends[rank].append(_longest({(n + 1, s + sent, r + load.reduced) for n, s, r in before}))
-            moments[self._execution.ends[rank][index]] |= ends[rank][-1]
-        return [sorted(_longest(moments[moment])) for moment in range(1 + max(moments, default=0))]
-
     def _round(self, load: _RoundLoad, chunk: float, machine: HostsMachine) -> Times:
         inside = chunk * machine.inside_beta * max(self._loads[place].inside for place in load.met)
         uplinks = chunk * machine.uplink_beta * load.uplink
@@ -260,11 +247,6 @@ class Predictor:
             uplink=max((shared[m] for m in messages if m in shared), default=0),
             reduced=sum(step.count for step in steps if step.verb == "reduce"),
         )
-
-
-def _longest(chains: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
-    """Without those that another one exceeds in all three."""
-    return {a for a in chains if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in chains)}
 
 
 def _hosts_of(schedule: Schedule, hosts: Sequence[int] | None) -> Sequence[int]:

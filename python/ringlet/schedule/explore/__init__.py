@@ -1,8 +1,7 @@
 """One self-contained HTML page in which schedules move: `ringlet explore`.
 
-Python executes the schedules, and the page holds the frames (`embed`): its scripts only draw them, and multiply sizes
-by the numbers of the cost model. It needs no network: style, scripts and data stand in the file, and its content
-security policy forbids requests.
+Python executes the schedules, and the page holds the frames (`embed`): its scripts only draw them. It needs no network:
+style, scripts and data stand in the file, and its content security policy forbids requests.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ringlet.schedule.draw_trees import Panel
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: a definition stands before its use.
-SCRIPTS = ("data", "words", "svg", "stage", "tree", "plot", "player", "page")
+SCRIPTS = ("data", "words", "svg", "stage", "player", "page")
 
 
 def page(catalogue: dict[str, Any], revealed: Sequence[Panel] = ()) -> str:

@@ -26,25 +26,22 @@ async function load(row, world, hosts, root) {
   const { places, scenes } = await packs.get(row);
   const packed = scenes[places.get(`${world} ${hosts} ${root}`)];
   if (!packed) return null;
-  const trees = [];
+  const [ranks, texts] = [[], []]; // of the nodes: the ranks in it as a mask, and "((0+1)+(2+3))"
   for (const terms of packed.nodes) {
-    const under = Array.isArray(terms) ? terms.map((term) => trees[term]) : [];
-    trees.push({
-      terms: Array.isArray(terms) ? terms : [],
-      ranks: under.reduce((mask, tree) => mask | tree.ranks, under.length ? 0 : 1 << terms),
-      depth: under.length && 1 + Math.max(...under.map((tree) => tree.depth)),
-    });
+    const under = Array.isArray(terms) ? terms : [];
+    ranks.push(under.length ? under.reduce((mask, term) => mask | ranks[term], 0) : 1 << terms);
+    texts.push(under.length ? `(${under.map((term) => texts[term]).join("+")})` : String(terms));
   }
   const frames = packed.done.map(() => Array.from({ length: world }, () => []));
   for (const value of objects(packed.contents, ["moment", "rank", "box", "origin", "node", "until"])) {
-    value.ranks = trees[value.node].ranks;
+    Object.assign(value, { ranks: ranks[value.node], text: texts[value.node] });
     for (const frame of frames.slice(value.moment)) frame[value.rank][value.box] = value;
   }
   const moves = objects(packed.messages, ["verb", "source", "target", "first", "into", "count", "begins", "ends"]);
   const [messages, copies] = [moves.filter(({ verb }) => verb < 2), moves.filter(({ verb }) => verb === 2)];
   const known = { algorithm: row.name, collective: row.collective, world, root, barrier: row.collective === "barrier" };
   const hostOf = data.hosts[world].find(([words]) => words === hosts)[1];
-  return { ...packed, ...known, seen: packed.trees, row, hosts: hostOf, trees, frames, messages, copies, moments: frames.length - 1 };
+  return { ...packed, ...known, hosts: hostOf, frames, messages, copies, moments: frames.length - 1 };
 }
 
 function objects(columns, names) {
@@ -53,16 +50,6 @@ function objects(columns, names) {
     return steps.map((step) => (sum += step));
   });
   return (filled[0] ?? []).map((_, i) => Object.fromEntries(names.map((name, k) => [name, filled[k][i]])));
-}
-
-/** {seconds, at}: until the last rank is done, and at[m] when the last rank has come to moment m. */
-function predict({ chains, unit }, bytes, { alpha, beta, gamma }) {
-  const at = [];
-  for (const found of chains) {
-    const ends = found.map(([rounds, sent, combined]) => alpha * rounds + (bytes / unit) * (beta * sent + gamma * combined));
-    at.push(Math.max(at.at(-1) ?? 0, ...ends));
-  }
-  return { seconds: at.at(-1), at };
 }
 
 const ranksIn = (mask) => [...Array(31).keys()].filter((rank) => (mask >> rank) & 1);

@@ -3,13 +3,13 @@
 const byId = (id) => document.getElementById(id);
 const SIDES = ["a", "b"];
 const FIRST = {
-  ...{ collective: "all_reduce", a: "", b: "", ranks: 8, hosts: "", root: 0, at: 0, clock: "rounds" },
-  ...{ bytes: 2 ** 20, ...data.machine, rank: 0, box: -1, ...data.start },
+  ...{ collective: "all_reduce", a: "", b: "", ranks: 8, hosts: "", root: 0, at: 0 },
+  ...{ rank: 0, box: -1, ...data.start },
 };
 
 let state = { ...FIRST };
 let turn = 0; // of updates; an older one that still loads gives up
-let shown = {}; // scenes: {a, b, all}
+let shown = {}; // scenes: {a, b}
 
 // --- the address
 
@@ -48,31 +48,22 @@ function allowed(wanted) {
   pick("hosts", data.hosts[found.ranks].map(([words]) => words));
   const isRoot = rooted(found.collective) && found.root >= 0 && found.root < found.ranks;
   found.root = isRoot ? Math.floor(found.root) : 0;
-  pick("clock", ["rounds", "time"]);
   found.at = Math.max(0, found.at);
-  found.bytes = clamp(found.bytes, 1, 2 ** 40);
-  for (const name of Object.keys(LIMITS)) found[name] = clamp(found[name], ...LIMITS[name]);
   return found;
 }
 
 const sceneOf = (name) => load(rowOf(name, state.collective), state.ranks, state.hosts, state.root);
 
-/** First the stage, then what stands below it. */
 async function update(changes) {
   const mine = ++turn;
   state = allowed({ ...state, ...changes });
   fillChoices();
   const [a, b] = await Promise.all(SIDES.map((side) => (state[side] ? sceneOf(state[side]) : null)));
   if (mine !== turn) return;
-  shown = { a, b, all: [] };
+  shown = { a, b };
   chooseBox();
   showStages();
-  loadPlayer(state.at);
-  await new Promise((resolve) => setTimeout(resolve));
-  const all = (await Promise.all(named(state.collective).map(sceneOf))).filter(Boolean);
-  if (mine !== turn) return;
-  shown.all = all;
-  showPrediction();
+  player.load(Math.max(0, ...[a, b].map((scene) => scene?.moments ?? 0)), state.at);
   toAddress();
   document.body.dataset.ready = String(mine);
 }
@@ -104,13 +95,7 @@ function fillChoices() {
   byId("root-choice").hidden = !rooted(state.collective);
   set(byId("ranks"), { min: 0, max: data.worlds.length - 1, "aria-valuetext": plural(state.ranks, "rank") });
   byId("ranks").value = data.worlds.indexOf(state.ranks);
-  byId("clock").value = state.clock;
-  byId("bytes").value = Math.log2(state.bytes);
-  for (const name of Object.keys(LIMITS)) byId(name).value = 100 * log10(state[name]);
-  const rate = (seconds) => `${significant(1e-9 / seconds)} GB/s`;
-  const rates = { beta: rate(state.beta), gamma: rate(state.gamma) };
-  const told = { ranks: state.ranks, bytes: bytesText(state.bytes), alpha: secondsText(state.alpha), ...rates };
-  for (const [name, text] of Object.entries(told)) byId(`${name}-shown`).textContent = text;
+  byId("ranks-shown").textContent = state.ranks;
 }
 
 function hostsText(words) {
@@ -118,20 +103,14 @@ function hostsText(words) {
   return words ? `${sizes.replace("x", " × ")}${order ? ", round robin" : ""}` : "one host";
 }
 
-// --- the stages and the trees
+// --- the stages
 
 const stages = Object.fromEntries(SIDES.map((side) => [side, new Stage(byId(`stage-${side}`), selectBox)]));
-const treeViews = Object.fromEntries(SIDES.map((side) => [side, new TreeView(byId(`tree-${side}`))]));
 
 function showStages() {
   const onHosts = state.hosts ? `, on ${hostsText(state.hosts)} hosts` : "";
   document.body.classList.toggle("compares", Boolean(state.b));
-  byId("headline").replaceChildren();
-  add(byId("headline"), "em", { class: "a" }, titleOf(state.a));
-  if (state.b) {
-    byId("headline").append(" beside ");
-    add(byId("headline"), "em", { class: "b" }, titleOf(state.b));
-  }
+  byId("headline").textContent = [state.a, state.b].filter(Boolean).map(titleOf).join(" beside ");
   byId("lead").textContent = `${TASKS[state.collective](state.ranks, state.root)}${onHosts}.`;
   document.title = `${byId("headline").textContent}, ${titleOf(state.collective)} of ${state.ranks} · ringlet`;
   for (const side of SIDES) {
@@ -141,43 +120,24 @@ function showStages() {
     byId(`facts-${side}`).textContent = scene ? factsOf(scene) : missing;
     byId(`stage-${side}`).hidden = !scene;
     const width = Math.max(300, byId(`stage-${side}`).closest("figure").clientWidth) - 2;
-    if (scene) stages[side].show(scene, { width, height: clamp(innerHeight - 396, 380, 620) });
-    byId(`links-${side}`).textContent = scene ? stages[side].told : "";
+    if (!scene) continue;
+    stages[side].show(scene, { width, height: clamp(innerHeight - 396, 380, 620) });
+    stages[side].choose(state.rank, Math.min(state.box, boxesOf(scene) - 1));
   }
-  const unit = data.divided.includes(state.collective) ? "the buffer of one rank" : "all ranks' blocks together";
-  byId("unit-told").textContent = `S is ${unit}; the best of a column is bold.`;
-  showTrees();
 }
 
-function factsOf({ rounds, sent, unit, evenly, barrier, sums, seen }) {
+function factsOf({ rounds, sent, unit, evenly, barrier, sums, orders }) {
   const facts = [plural(rounds, "round")];
   if (!barrier) facts.push(`${share(sent, unit)} sent per rank${evenly ? "" : " at most"}`);
-  if (sums) facts.push(plural(seen, "summation tree"));
+  if (sums) facts.push(plural(orders, "summation tree"));
   return facts.join(" · ");
 }
 
 function selectBox(rank, box) {
   Object.assign(state, { rank, box });
-  showTrees();
-  showMoment();
+  showStages();
+  player.seek(player.position);
   toAddress();
-}
-
-function showTrees() {
-  const scenes = SIDES.map((side) => shown[side]).filter(Boolean);
-  byId("trees").hidden = !scenes.some(({ sums }) => sums);
-  if (!scenes.length) return;
-  options("tree-rank", counted(state.ranks), state.rank);
-  options("tree-box", counted(Math.max(...scenes.map(boxesOf))), state.box);
-  for (const side of SIDES) {
-    const scene = shown[side];
-    const figure = byId(`tree-${side}`).closest("figure");
-    figure.hidden = !scene;
-    if (!scene) continue;
-    const box = Math.min(state.box, boxesOf(scene) - 1);
-    stages[side].choose(state.rank, box);
-    if (scene.sums) treeViews[side].show(scene, state.rank, box, Math.max(280, figure.clientWidth) - 2);
-  }
 }
 
 // --- time
@@ -189,90 +149,25 @@ const player = new Player(controls, showMoment, () => {
   toAddress();
 });
 
-/** The player's positions are rounds, or percents of the predicted time of the slower one. */
-function loadPlayer(position) {
-  const scenes = SIDES.map((side) => shown[side]).filter(Boolean);
-  for (const scene of scenes) scene.at = predict(scene, state.bytes, state).at;
-  shown.seconds = Math.max(0, ...scenes.map((scene) => scene.at.at(-1))) || 1;
-  const inTime = scenes.flatMap((scene) => scene.at.map((at) => (100 * at) / shown.seconds));
-  const inRounds = counted(1 + Math.max(0, ...scenes.map((scene) => scene.moments))).map(([round]) => round);
-  player.load(state.clock === "time" ? [...new Set([0, ...inTime])].sort((x, y) => x - y) : inRounds, position);
-}
-
-/** The player's time in rounds of a scene. */
-function roundsAt({ at, moments }) {
-  if (state.clock === "rounds") return Math.min(player.position, moments);
-  const seconds = (player.position / 100) * shown.seconds * (1 + 1e-12);
-  const moment = at.findLastIndex((reached) => reached <= seconds);
-  return moment >= moments ? moments : moment + (seconds - at[moment]) / (at[moment + 1] - at[moment]);
-}
-
 function showMoment() {
   for (const side of SIDES) {
     const told = byId(`told-${side}`);
     const scene = shown[side];
-    told.hidden = !scene;
+    told.hidden = byId(`held-${side}`).hidden = !scene;
     if (!scene) continue;
-    const time = roundsAt(scene);
+    const time = Math.min(player.position, scene.moments);
     const moment = Math.floor(time + 1e-9);
     stages[side].at(time);
     told.setAttribute("aria-live", player.playing ? "off" : "polite");
     setText(told, describe(scene, moment));
-    if (!scene.sums) continue;
-    treeViews[side].at(moment);
-    setText(byId(`tree-text-${side}`), treeViews[side].text(moment));
+    setText(byId(`held-${side}`), heldBy(scene, moment, state.rank, Math.min(state.box, boxesOf(scene) - 1)));
   }
-  const seconds = secondsText((player.position / 100) * (shown.seconds ?? 0));
-  const rounds = `${Math.floor(player.position + 1e-9)} of ${plural(player.end, "round")}`;
-  setText(byId("where"), state.clock === "rounds" ? rounds : seconds);
+  setText(byId("where"), `${Math.floor(player.position + 1e-9)} of ${plural(player.end, "round")}`);
   byId("scrub").setAttribute("aria-valuetext", byId("where").textContent);
 }
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
-}
-
-// --- prediction and numbers
-
-const plot = new Plot(byId("plot"));
-const sideOf = (name) => SIDES.find((side) => state[side] === name) ?? "";
-const COLUMNS = [
-  ["rounds", "of the rank that has most", (scene) => scene.rounds, String],
-  ["sent per rank", "at most, in units of S", (scene) => scene.sent / scene.unit, (value, scene) => share(scene.sent, scene.unit)],
-  ["busiest link", "of one pair of ranks, in one direction", (scene) => scene.link / scene.unit, (value, scene) => share(scene.link, scene.unit)],
-  ["depth", "roundings between an input and the result", (scene) => scene.depth, (value) => value || "–"],
-  ["trees", "different orders of summation", (scene) => scene.seen, (value) => value || "–"],
-  ["time", "predicted for size S", (scene) => predict(scene, state.bytes, state).seconds, secondsText],
-];
-
-function showPrediction() {
-  if (!shown.all?.length) return;
-  const curves = shown.all.map((scene) => ({ name: scene.algorithm, scene, side: sideOf(scene.algorithm) }));
-  plot.show(curves, state, state.bytes, Math.max(300, byId("plot").parentElement.clientWidth));
-  byId("comparison").textContent = plot.comparison();
-  byId("numbers").replaceChildren();
-  const head = add(add(byId("numbers"), "thead"), "tr");
-  add(head, "th", { scope: "col" }, "algorithm");
-  for (const [name, title] of COLUMNS) add(head, "th", { scope: "col", title, class: "number" }, name);
-  const body = add(byId("numbers"), "tbody");
-  const values = COLUMNS.map(([, , value]) => shown.all.map(value));
-  shown.all.forEach((scene, k) => {
-    const row = add(body, "tr", { class: sideOf(scene.algorithm) });
-    add(row, "th", { scope: "row", title: scene.row.summary }, titleOf(scene.algorithm));
-    COLUMNS.forEach(([, , , text], i) => {
-      const least = Math.min(...values[i]) * (1 + 1e-9);
-      const best = values[i][k] <= least && values[i].some((value) => value > least);
-      add(row, "td", { class: best ? "number best" : "number" }, text(values[i][k], scene));
-    });
-  });
-}
-
-function changeMachine(changes) {
-  state = allowed({ ...state, ...changes });
-  fillChoices();
-  showPrediction();
-  if (state.clock === "time") loadPlayer(player.position);
-  toAddress();
 }
 
 // --- hands and keys
@@ -281,18 +176,12 @@ function listen(ids, event, heard) {
   for (const id of ids) byId(id).addEventListener(event, () => heard(byId(id).value, id));
 }
 
-const moreRanks = (step) => {
-  const place = clamp(data.worlds.indexOf(state.ranks) + step, 0, data.worlds.length - 1);
-  update({ ranks: data.worlds[place], at: 0 });
-};
 const KEYS = {
   " ": () => player.toggle(),
   ArrowRight: () => player.step(1),
   ArrowLeft: () => player.step(-1),
   Home: () => player.jump(0),
   End: () => player.jump(player.end),
-  "+": () => moreRanks(1),
-  "-": () => moreRanks(-1),
 };
 
 function onKey(event) {
@@ -307,10 +196,6 @@ function onKey(event) {
 listen(["collective", "a", "b", "hosts"], "change", (value, id) => update({ [id]: value, at: 0 }));
 listen(["root"], "change", (value) => update({ root: Number(value), at: 0 }));
 listen(["ranks"], "input", (value) => update({ ranks: data.worlds[value], at: 0 }));
-listen(["clock"], "change", (clock) => update({ clock, at: 0 }));
-listen(["tree-rank", "tree-box"], "change", () => selectBox(Number(byId("tree-rank").value), Number(byId("tree-box").value)));
-listen(["bytes"], "input", (value) => changeMachine({ bytes: 2 ** value }));
-listen(Object.keys(LIMITS), "input", (value, id) => changeMachine({ [id]: Number((10 ** (value / 100)).toPrecision(3)) }));
 byId("choices").addEventListener("submit", (event) => event.preventDefault());
 document.addEventListener("keydown", onKey);
 addEventListener("hashchange", () => update(fromAddress()));
@@ -322,4 +207,4 @@ addEventListener("resize", () => {
 byId("made").textContent = `Made by ringlet ${data.version}. The schedules in this page are those that ringlet's engines run.`;
 update(fromAddress());
 // For tests, and for whoever wants the data behind the pictures.
-window.ringlet = { data, load, rowOf, predict, treeText, sumTree, state: () => state, player };
+window.ringlet = { data, load, rowOf, heldBy, state: () => state, player };

@@ -1,11 +1,12 @@
-// Play, pause, step and scrub: one position that both stages follow.
+// Play, pause, step and scrub: one position, in rounds, that both stages follow.
 
 const STEP_MS = 520;
+const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 class Player {
   /** `moved(position)` draws; `rested()` is called when nothing moves any more. */
   constructor(controls, moved, rested) {
-    Object.assign(this, { controls, moved, rested, stops: [0], position: 0, playing: false });
+    Object.assign(this, { controls, moved, rested, end: 0, position: 0, playing: false });
     const { scrub, play, back, next } = controls;
     scrub.addEventListener("input", () => this.seek(Number(scrub.value)));
     scrub.addEventListener("change", () => this.rested());
@@ -14,20 +15,12 @@ class Player {
     next.addEventListener("click", () => this.step(1));
   }
 
-  get end() {
-    return this.stops.at(-1);
-  }
-
-  get calm() {
-    return matchMedia("(prefers-reduced-motion: reduce)").matches;
-  }
-
-  /** New stops, ascending from 0; the position is kept inside. */
-  load(stops, position) {
-    this.stops = stops;
-    set(this.controls.scrub, { max: this.end || 1 });
-    this.controls.scrub.disabled = !this.end;
-    this.seek(Math.min(position, this.end));
+  /** A new number of rounds; the position is kept inside. */
+  load(end, position) {
+    this.end = end;
+    set(this.controls.scrub, { max: end || 1 });
+    this.controls.scrub.disabled = !end;
+    this.seek(Math.min(position, end));
   }
 
   seek(position) {
@@ -50,27 +43,24 @@ class Player {
   toggle() {
     if (this.playing) return this.jump(this.position);
     if (this.position >= this.end) this.move(0);
-    const whole = clamp(1.15 * (this.stops.length - 1), 2.5, 30) * 1000;
-    this.glide(this.end, whole * (1 - this.position / (this.end || 1)));
+    this.glide(this.end, clamp(1150 * this.end, 2500, 30000) * (1 - this.position / (this.end || 1)));
     this.show(true);
   }
 
   step(direction) {
-    const later = this.stops.find((found) => found > this.position + 1e-9);
-    const stop = direction > 0 ? later : this.stops.findLast((found) => found < this.position - 1e-9);
+    const stop = clamp(direction > 0 ? Math.floor(this.position + 1) : Math.ceil(this.position - 1), 0, this.end);
     this.seek(this.position);
-    if (stop === undefined) this.rested();
-    else if (this.calm || direction < 0) this.jump(stop);
+    if (isCalm() || direction < 0) this.jump(stop);
     else this.glide(stop, STEP_MS);
   }
 
-  /** Less motion, if it is asked for: from stop to stop, with nothing between. */
+  /** Less motion, if it is asked for: from round to round, with nothing between. */
   glide(target, milliseconds) {
-    const [from, start, calm] = [this.position, performance.now(), this.calm];
+    const [from, start, calm] = [this.position, performance.now(), isCalm()];
     const tick = (now) => {
       const part = milliseconds > 0 ? clamp((now - start) / milliseconds, 0, 1) : 1;
       const position = part === 1 ? target : from + (target - from) * part;
-      this.move(calm ? this.stops.findLast((stop) => stop <= position) : position);
+      this.move(calm ? Math.floor(position) : position);
       if (part < 1) this.frame = requestAnimationFrame(tick);
       else this.jump(target);
     };

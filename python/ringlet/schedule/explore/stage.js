@@ -72,16 +72,6 @@ function onHosts(scene, { width, height: room }) {
   return { nodes, card, height: hosts.at(-1).y + h + 8, hosts };
 }
 
-/** What leaves and enters each host, in chunks: [{out, into}]. */
-function uplinksOf({ hosts, messages }) {
-  const found = Array.from({ length: Math.max(...hosts) + 1 }, () => ({ out: 0, into: 0 }));
-  for (const { source, target, count } of messages.filter(({ source, target }) => hosts[source] !== hosts[target])) {
-    found[hosts[source]].out += count;
-    found[hosts[target]].into += count;
-  }
-  return found;
-}
-
 class Stage {
   /** `chosen` is called with (rank, box) of a box that was clicked. */
   constructor(svg, chosen) {
@@ -95,46 +85,26 @@ class Stage {
     for (const { x, y, w, h } of this.hosts) draw(this.svg, "rect", { class: "host", x, y, width: w, height: h, rx: 12 });
     this.drawLinks();
     this.moving = draw(this.svg, "g");
-    this.drawHostNames();
+    this.hosts.forEach(({ x, y }, host) => draw(this.svg, "text", { class: "host-name", x: x + 12, y: y + 19 }, `host ${host}`));
     this.cells = this.nodes.map((node, rank) => this.drawCard(node, rank));
     this.ring = draw(this.svg, "rect", { class: "chosen", rx: 3 });
     this.parcels = draw(this.svg, "g");
   }
 
-  load(chunks) {
-    return this.scene.barrier ? plural(chunks, "word") : share(chunks, this.scene.unit);
-  }
-
   /** A link is as wide as what it carries from first to last. */
   drawLinks() {
+    const { messages, barrier, unit } = this.scene;
     const loads = new Map();
-    for (const { source, target, count } of this.scene.messages) {
+    for (const { source, target, count } of messages) {
       const link = loads.get(`${source} ${target}`) ?? { source, target, chunks: 0 };
-      loads.set(`${source} ${target}`, { ...link, chunks: link.chunks + (this.scene.barrier ? 1 : count) });
+      loads.set(`${source} ${target}`, { ...link, chunks: link.chunks + (barrier ? 1 : count) });
     }
-    const links = [...loads.values()];
-    const most = Math.max(0, ...links.map(({ chunks }) => chunks));
-    const alike = links.every(({ chunks }) => chunks === most);
-    for (const { source, target, chunks } of links) {
-      const kind = chunks === most && !alike ? "link busiest" : "link";
-      const width = alike ? 1.6 : round1(0.8 + (3.2 * chunks) / most);
-      const path = draw(this.svg, "path", { class: kind, d: bow(this.nodes[source], this.nodes[target]), "stroke-width": width });
-      draw(path, "title", {}, `${source} → ${target}: ${this.load(chunks)} in all`);
+    const most = Math.max(0, ...[...loads.values()].map(({ chunks }) => chunks));
+    for (const { source, target, chunks } of loads.values()) {
+      const width = round1(0.8 + (2 * chunks) / most);
+      const path = draw(this.svg, "path", { class: "link", d: bow(this.nodes[source], this.nodes[target]), "stroke-width": width });
+      draw(path, "title", {}, `${source} → ${target}: ${barrier ? plural(chunks, "word") : share(chunks, unit)} in all`);
     }
-    const busiest = alike ? `Each of the ${plural(links.length, "link")} in use` : `The busiest of ${links.length} links`;
-    this.told = links.length ? `${busiest} carries ${this.load(most)}, over all rounds.` : "No message moves.";
-  }
-
-  drawHostNames() {
-    const uplinks = uplinksOf(this.scene);
-    this.hosts.forEach(({ x, y, w }, host) => {
-      const { out, into } = uplinks[host];
-      draw(this.svg, "text", { class: "host-name", x: x + 12, y: y + 19 }, `host ${host}`);
-      if (this.scene.barrier) return;
-      const told = `↑ ${this.load(out)} ↓ ${this.load(into)}`;
-      const text = draw(this.svg, "text", { class: "uplink", x: x + w - 12, y: y + 19, "text-anchor": "end" }, told);
-      draw(text, "title", {}, "what the host's uplink carries out and in");
-    });
   }
 
   drawCard({ x, y }, rank) {
@@ -213,25 +183,22 @@ class Stage {
       const colours = count ? contents.map((content) => colourOf(this.scene, source, content)) : [rankColour(world, source)];
       const [from, to] = [this.nodes[source], this.nodes[target]];
       const path = draw(this.moving, "path", { class: "way", d: bow(from, to), stroke: colours[0] });
-      const way = wayOf(path, from, to, this.card);
+      const way = wayOf(path, this.card);
       const [before, tip] = [way(0.97), way(1)];
       const angle = (Math.atan2(tip.y - before.y, tip.x - before.x) * 180) / Math.PI;
       const turned = `translate(${round1(tip.x)} ${round1(tip.y)}) rotate(${round1(angle)})`;
       draw(this.moving, "path", { d: "M0 0L-8 4L-8 -4z", fill: colours[0], transform: turned });
-      return { way, begins, ends, group: this.parcel(colours, active.length) };
+      return { way, begins, ends, group: this.parcel(colours) };
     });
   }
 
   /** A small train of the chunks that a message carries. */
-  parcel(colours, others) {
+  parcel(colours) {
     const group = draw(this.parcels, "g", { class: "parcel" });
-    const [size, blocks] = others > 60 ? [6, 1] : [9, Math.min(colours.length, MOST_BLOCKS)];
-    const back = { x: (-blocks * size - 3) / 2, y: (-size - 3) / 2, width: blocks * size + 3, height: size + 3, rx: 3 };
-    draw(group, "rect", { class: "parcel-back", ...back });
-    for (let i = 0; i < blocks; i++) {
-      const fill = colours[Math.floor((i * colours.length) / blocks)];
-      draw(group, "rect", { x: (i - blocks / 2) * size, y: -size / 2, width: size, height: size, fill });
-    }
+    const blocks = Math.min(colours.length, MOST_BLOCKS);
+    draw(group, "rect", { class: "parcel-back", x: -4.5 * blocks - 1.5, y: -6, width: 9 * blocks + 3, height: 12, rx: 3 });
+    for (let i = 0; i < blocks; i++)
+      draw(group, "rect", { x: 9 * i - 4.5 * blocks, y: -4.5, width: 9, height: 9, fill: colours[Math.floor((i * colours.length) / blocks)] });
     return group;
   }
 }

@@ -12,19 +12,6 @@ function share(chunks, unit) {
   return below > 1 ? `${above}/${below} S` : above === 1 ? "S" : `${above} S`;
 }
 
-const significant = (value) => (value >= 1000 ? String(Math.round(value)) : String(Number(value.toPrecision(3))));
-
-function bytesText(bytes) {
-  const power = bytes < 1024 ? 0 : Math.min(3, Math.floor(Math.log2(bytes) / 10));
-  return `${significant(bytes / 1024 ** power)} ${["B", "KiB", "MiB", "GiB"][power]}`;
-}
-
-function secondsText(seconds) {
-  const units = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
-  const [size, unit] = units.find(([least]) => seconds >= least * 0.9995) ?? units[3];
-  return `${significant(seconds / size)} ${unit}`;
-}
-
 const TASKS = {
   all_reduce: (p) => `${p} ranks sum their buffers; each gets the whole sum`,
   reduce_scatter: (p) => `${p} ranks sum their buffers; each gets one block of the sum`,
@@ -71,4 +58,13 @@ function describe(scene, moment) {
   const where = moment === moments ? `done after ${plural(moments, "round")}` : `after ${moment} of ${plural(moments, "round")}`;
   const who = done === world ? "all ranks" : `${done} of ${world} ranks`;
   return `${titleOf(scene.algorithm)}, ${where}: ${who} ${barrier ? "have heard of all" : "hold their result"}. ${next}`;
+}
+
+/** What a box holds, as a sum of ranks' contributions: how a result grows. */
+function heldBy({ frames, whole, byRank, barrier }, moment, rank, box) {
+  const value = frames[moment][rank][byRank ? 0 : box];
+  if (!value) return `Rank ${rank}, chunk ${box}: empty.`;
+  if (barrier) return `Rank ${rank} has heard of rank ${listed(ranksIn(value.ranks))}.`;
+  const held = whole === 1 ? `chunk ${value.origin} of rank ${ranksIn(value.ranks)}` : value.text;
+  return `Rank ${rank}${byRank ? "" : `, chunk ${box}`}: ${held}`;
 }
