@@ -73,6 +73,25 @@ def test_torch_clips_on_gloo(rank, world, foreach):
 
 
 @on("two")
+@pytest.mark.parametrize("foreach", [None, True])
+def test_torch_clips_whole_gradients_beside_sharded_ones(rank, world, foreach):
+    """The program may have put some into `.grad`."""
+    for stage in STAGES:
+        alone = make()
+        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
+        backward_of(zero, rank)
+        backward_alone(alone, world)
+        for module in (zero.module, alone):
+            module.positions.grad = torch.ones(module.positions.shape, dtype=module.positions.dtype)
+        for clip in (clip_norm, lambda parameters, foreach: nn.utils.clip_grad_value_(parameters, 1e-3, foreach)):
+            found, expected = (clip(module.parameters(), foreach=foreach) for module in (zero.module, alone))
+            torch.testing.assert_close(found, expected, **ROUNDING)
+        assert zero.step()
+        torch.optim.SGD(alone.parameters(), lr=0.5).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+@on("two")
 def test_a_norm_of_bfloat16_is_that_of_the_sums(rank, world):
     for stage in STAGES:
         zero = zero_of(make(torch.float32), torch.optim.SGD, stage, dtype=torch.bfloat16, accumulate=2, lr=0.5)

@@ -478,3 +478,24 @@ def test_a_backward_that_raised_without_the_root(rank, world, drops):
         alone.blocks[2](x).square().sum().backward()
         torch.optim.SGD(alone.parameters(), lr=0.1).step()
         assert_same(alone, zero, **ROUNDING)
+
+
+@on("two")
+def test_a_write_outside_hinders_no_backward_of_others(rank, world):
+    """Of whole parameters: what a loss has saved of the others is as it was."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    twin = copy.deepcopy(model)
+    zero = ringlet.Zero(model, torch.optim.SGD, 3, lr=0.1, persistence_elements=10)
+    with torch.no_grad():
+        model[0].bias.mul_(0.5)
+        twin[0].bias.mul_(0.5)
+    with zero.gathered():
+        loss = sum(p.square().sum() for p in model.parameters())
+    loss.backward()
+    sum(p.square().sum() for p in twin.parameters()).backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    zero.step()
+    with zero.gathered():
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q)

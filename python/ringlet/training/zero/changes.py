@@ -63,9 +63,8 @@ class Changes:
         else:
             self._refuse_other_parameters()
             self._refuse_shared()
-        changed = [self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True)]
-        if any(changed):
-            self._keep(list(zip(self._whole, changed, strict=True)), [])
+        if self.pending():
+            self._keep(self._written(), [])
         self._watch.take()
 
     def refuse_frozen(self) -> None:
@@ -80,7 +79,11 @@ class Changes:
 
     def pending(self) -> bool:
         """Whether this rank has written values that `follow` has not taken."""
-        return any(self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True))
+        return any(yes for _, yes in self._written())
+
+    def _written(self) -> list[tuple[nn.Parameter, bool]]:
+        """The parameters of whole units, and whether this rank has written each since `renew`."""
+        return [(p, self._has_changed(p, before)) for p, before in zip(self._whole, self._versions, strict=True)]
 
     def refuse_gathered(self, call: str) -> None:
         """What is written inside gathered() is in the shards of all ranks only after it."""
@@ -89,18 +92,19 @@ class Changes:
 
     @contextmanager
     def gathered(self) -> Iterator[list[nn.Parameter]]:
-        """All parameters are whole inside. At the end, keeps rank 0's changes; of whole units, also those since
-        `renew`. Yields a list that then has the changed parameters. Collective."""
+        """All parameters are whole inside. Keeps rank 0's changes: at the begin those of whole units since `renew`, at
+        the end those made inside. Yields a list that then has the parameters changed inside. Collective."""
         if self._residency is not None:
             self._residency.hold_all()
-        before = dict(zip(self._whole, self._versions, strict=True))
-        others = [p for p in self._module.parameters() if p not in before]
-        before |= {p: p._version for p in others}
-        digests = {p: _digest(p) for p in before}
-        aside = {p: _place_of(p) for p in others if p not in self._places}
         kept: list[nn.Parameter] = []
-        self._gathering = True
         try:
+            if self._whole:
+                self._keep(self._written(), [])
+            others = [p for p in self._module.parameters() if p not in self._places or self._places[p][0].whole is None]
+            before = {p: p._version for p in (*self._whole, *others)}
+            digests = {p: _digest(p) for p in before}
+            aside = {p: _place_of(p) for p in others if p not in self._places}
+            self._gathering = True
             yield kept
             self._refuse_other_parameters()
             changed = [

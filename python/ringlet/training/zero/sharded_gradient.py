@@ -96,13 +96,20 @@ class ShardedGradient(torch.Tensor):
             return args[0].shown.norm(args[0], 2, kwargs.get("dtype"))
         if called is _aten._foreach_norm:
             order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
-            return [g.shown.norm(g, order, kwargs.get("dtype")) for g in args[0]]
+            dtype = kwargs.get("dtype")  # the program may have put whole tensors into some `.grad`
+            return [
+                g.shown.norm(g, order, dtype) if isinstance(g, cls) else torch.linalg.vector_norm(g, order, dtype=dtype)
+                for g in args[0]
+            ]
         if called in _ELEMENTWISE and isinstance(args[0], cls):
             return args[0].shown.change(args[0], func, args[1:], kwargs)
-        if called in _FOREACH and all(isinstance(g, cls) for g in args[0]):
+        if called in _FOREACH:
             for index, gradient in enumerate(args[0]):
                 each = [arg[index] if isinstance(arg, (list, tuple)) else arg for arg in args[1:]]
-                gradient.shown.change(gradient, _FOREACH[called], each, kwargs)
+                if isinstance(gradient, cls):
+                    gradient.shown.change(gradient, _FOREACH[called], each, kwargs)
+                else:
+                    _FOREACH[called](gradient, *each, **kwargs)
             return None
         if called is _aten._amp_foreach_non_finite_check_and_unscale_:
             raise InvalidUsage(LOSS_SCALING)
