@@ -155,18 +155,7 @@ def reduce_scatter(
 
     `input` may be a list of blocks, of different sizes too.
     """
-    return _call(
-        _C.reduce_scatter,
-        output,
-        input,
-        op=op,
-        algorithm=algorithm,
-        root=0,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-        scale=scale,
-    )
+    return _call(_C.reduce_scatter, output, input, op, algorithm, 0, group, async_op, timeout, scale)
 
 
 @overload
@@ -188,17 +177,7 @@ def all_gather(
 
     `output` may be a list of blocks, of different sizes too: rank r's input has the size of block r.
     """
-    return _call(
-        _C.all_gather,
-        output,
-        input,
-        op="sum",
-        algorithm=algorithm,
-        root=0,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-    )
+    return _call(_C.all_gather, output, input, "sum", algorithm, 0, group, async_op, timeout)
 
 
 @overload
@@ -217,17 +196,7 @@ def broadcast(
     timeout: Timeout = None,
 ) -> Any:
     """Overwrites every rank's tensor with the root's (a rank of the group)."""
-    return _call(
-        _C.broadcast,
-        tensor,
-        tensor,
-        op="sum",
-        algorithm=algorithm,
-        root=root,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-    )
+    return _call(_C.broadcast, tensor, tensor, "sum", algorithm, root, group, async_op, timeout)
 
 
 @overload
@@ -248,18 +217,7 @@ def reduce(
     scale: float = 1.0,
 ) -> Any:
     """Combines the ranks' tensors into the root's, in place. The tensors of the other ranks do not change."""
-    return _call(
-        _C.reduce,
-        tensor,
-        tensor,
-        op=op,
-        algorithm=algorithm,
-        root=root,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-        scale=scale,
-    )
+    return _call(_C.reduce, tensor, tensor, op, algorithm, root, group, async_op, timeout, scale)
 
 
 @overload
@@ -286,17 +244,7 @@ def gather(
 
     `output` may be a list of blocks of n elements.
     """
-    return _call(
-        _C.gather,
-        output,
-        input,
-        op="sum",
-        algorithm=algorithm,
-        root=root,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-    )
+    return _call(_C.gather, output, input, "sum", algorithm, root, group, async_op, timeout)
 
 
 @overload
@@ -323,17 +271,7 @@ def scatter(
 
     `input` may be a list of blocks of n elements.
     """
-    return _call(
-        _C.scatter,
-        output,
-        input,
-        op="sum",
-        algorithm=algorithm,
-        root=root,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-    )
+    return _call(_C.scatter, output, input, "sum", algorithm, root, group, async_op, timeout)
 
 
 @overload
@@ -355,17 +293,7 @@ def all_to_all(
 
     Both may be lists of blocks, of different sizes too.
     """
-    return _call(
-        _C.all_to_all,
-        output,
-        input,
-        op="sum",
-        algorithm=algorithm,
-        root=0,
-        group=group,
-        async_op=async_op,
-        timeout=timeout,
-    )
+    return _call(_C.all_to_all, output, input, "sum", algorithm, 0, group, async_op, timeout)
 
 
 @overload
@@ -376,9 +304,7 @@ def barrier(*, async_op: Async, **_: Unpack[Waits]) -> Work: ...
 def barrier(*, async_op: bool, **_: Unpack[Waits]) -> Work | None: ...
 def barrier(*, group: AnyGroup | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
     """Returns when every rank of the group has called it (Hensgen, Finkel and Manber 1988: dissemination)."""
-    return _call(
-        _C.barrier, None, None, op="sum", algorithm="auto", root=0, group=group, async_op=async_op, timeout=timeout
-    )
+    return _call(_C.barrier, None, None, "sum", "auto", 0, group, async_op, timeout)
 
 
 @overload
@@ -388,15 +314,12 @@ def send(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Wo
 @overload
 def send(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def send(
-    tensor: Array,
-    peer: int,
-    *,
-    group: AnyGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout = None,
+    tensor: Array, peer: int, *, group: AnyGroup | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
     """Sends a tensor to a rank, which receives the same dtype and count. Returns when `tensor` may be written."""
-    return _message(tensor, peer, sending=True, group=group, async_op=async_op, timeout=timeout)
+    array = as_tensor(tensor)
+    work = _C.message(group_from(group, "send").handle, array, peer, True, timeout, async_op)
+    return work if async_op else array
 
 
 @overload
@@ -406,15 +329,13 @@ def recv(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Wo
 @overload
 def recv(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def recv(
-    tensor: Array,
-    peer: int,
-    *,
-    group: AnyGroup | None = None,
-    async_op: bool = False,
-    timeout: Timeout = None,
+    tensor: Array, peer: int, *, group: AnyGroup | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
     """Receives from a rank into `tensor`. Messages of one pair arrive in the order in which they were sent."""
-    return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
+    array, handle = as_tensor(tensor), group_from(group, "recv").handle
+    _refuse_any_source(handle, peer)
+    work = _C.message(handle, array, peer, False, timeout, async_op)
+    return work if async_op else array
 
 
 def is_registered(tensor: Array) -> bool:
@@ -448,7 +369,6 @@ def _call(
     entry: Any,
     output: Arrays | None,
     input: Arrays | None,
-    *,
     op: str,
     algorithm: str,
     root: int,
@@ -467,22 +387,6 @@ def _as_tensors(arrays: Arrays | None) -> torch.Tensor | list[torch.Tensor] | No
     if isinstance(arrays, list | tuple):
         return [as_tensor(array) for array in arrays]
     return None if arrays is None else as_tensor(arrays)
-
-
-def _message(
-    tensor: Array,
-    peer: int,
-    *,
-    sending: bool,
-    group: AnyGroup | None,
-    async_op: bool,
-    timeout: Timeout,
-) -> Any:
-    array, handle = as_tensor(tensor), group_from(group, "send" if sending else "recv").handle
-    if not sending:
-        _refuse_any_source(handle, peer)
-    work = _C.message(handle, array, peer, sending, timeout, async_op)
-    return work if async_op else array
 
 
 def _refuse_any_source(group: _C.Group, peer: int) -> None:
