@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ringlet.schedule.draw_trees import Panel
 from ringlet.summation.probe import Ask, Layout, Order, Probe, Seen
 
 MOST_CHANGES = 16  # sizes at which the order changes that are looked for
+TOPICS = ("the rank", "the call", "the element's place", "the message's size", "the numbers")
 ASIDE = 4096  # elements, at most, of the messages that are probed at another place
 
 
@@ -168,78 +170,63 @@ def _changes(
 
 def _conclude(found: Revealed) -> None:
     """What the messages say of all topics but the place in memory."""
-    messages = found.messages
-    said = {
-        "the rank": next(_ranks_differ(messages), ""),
-        "the call": next(_calls_differ(messages), ""),
-        "the element's place": next(_places_differ(found), ""),
-        "the message's size": _sizes_differ(found) or next(_indices_differ(messages), ""),
-        "the numbers": next(_numbers_differ(messages), ""),
-    }
-    found.depends |= {topic: words for topic, words in said.items() if words}
-    compared = {
-        "the numbers": any(seen.wrong is not None for seen in messages),
-        "the message's size": len(messages) > 1,
-    }
-    found.independent += [topic for topic, words in said.items() if not words and compared.get(topic, True)]
+    said: dict[str, str] = {}
+    for topic, words in _told(found):
+        said.setdefault(topic, words)
+    found.depends |= {topic: said[topic] for topic in TOPICS if topic in said}
+    untried = set() if len(found.messages) > 1 else {"the message's size"}
+    untried |= set() if any(seen.wrong is not None for seen in found.messages) else {"the numbers"}
+    found.independent += [topic for topic in TOPICS if topic not in {*said, *untried}]
 
 
-def _ranks_differ(messages: Sequence[Seen]) -> Iterator[str]:
-    for seen in messages:
+def _told(found: Revealed) -> Iterator[tuple[str, str]]:
+    """What an element's bits depend on, in words, after its topic; the first of a topic tells enough."""
+    for seen in found.messages:
+        at = f"at {seen.count:,} elements"
         for rank, layout in enumerate(seen.layouts):
-            element, here, other = next(_differences(layout, seen.layout), (0, None, None))
-            if here and other:
-                yield f"element {element:,} of {seen.count:,} is {other.text} on rank 0 and {here.text} on rank {rank}"
+            if difference := _difference(layout, seen.layout):
+                element, here, other = difference
+                where = f"element {element:,} of {seen.count:,}"
+                yield "the rank", f"{where} is {other.text} on rank 0 and {here.text} on rank {rank}"
         if "ranks" in seen.bits_differ:
-            yield f"random numbers give other bits on some ranks, at {seen.count:,} elements"
-
-
-def _differences(layout: Layout, other: Layout) -> Iterator[tuple[int, Order, Order]]:
-    for element in sorted({*layout.starts, *other.starts}):
-        if layout.order_of(element) != other.order_of(element):
-            yield element, layout.order_of(element), other.order_of(element)
-
-
-def _calls_differ(messages: Sequence[Seen]) -> Iterator[str]:
-    for seen in messages:
+            yield "the rank", f"random numbers give other bits on some ranks, {at}"
         if seen.sweeps_differ:
-            yield f"calls with {seen.count:,} elements add in other orders than the calls before"
+            yield "the call", f"calls with {seen.count:,} elements add in other orders than the calls before"
         if "calls" in seen.bits_differ:
-            yield f"the same random numbers give other bits from call to call, at {seen.count:,} elements"
-
-
-def _places_differ(found: Revealed) -> Iterator[str]:
-    for seen in sorted(found.messages, key=lambda seen: (-len(seen.layout.distinct), -seen.count)):
-        several = len(seen.layout.distinct)
-        if several > 1:
-            starts = ", ".join(f"{start:,}" for start in seen.layout.starts[1:4])
-            more = ", ..." if len(seen.layout.starts) > 4 else ""
-            yield f"{several} orders in {seen.count:,} elements, another from element {starts}{more} on"
-
-
-def _sizes_differ(found: Revealed) -> str:
-    said = [
-        f"at {change.count:,} elements from {found.names(change.before)} to {found.names(change.after)}"
-        for change in found.changes
-    ]
-    return "; ".join(said) + ("; and perhaps more" if len(said) >= MOST_CHANGES else "")
-
-
-def _indices_differ(messages: Sequence[Seen]) -> Iterator[str]:
-    """Messages of the same orders, of which an element has another one in another message."""
-    for seen, longer in itertools.pairwise(messages):
-        for element, there, here in _differences(longer.layout, seen.layout):
-            if element < seen.count:
-                yield f"element {element:,} of {seen.count:,} is {here.text}, and of {longer.count:,} {there.text}"
-
-
-def _numbers_differ(messages: Sequence[Seen]) -> Iterator[str]:
-    for seen in messages:
+            yield "the call", f"the same random numbers give other bits from call to call, {at}"
         if seen.wrong and not seen.bits_differ and not seen.sweeps_differ:
             yield (
-                f"{seen.wrong:,} sums of random numbers, at {seen.count:,} elements, are not those of the tree: the "
-                "call adds ordinary numbers in another order than the probe's, which differ by many powers of two"
+                "the numbers",
+                (
+                    f"{seen.wrong:,} sums of random numbers, {at}, are not those of the tree: the call adds ordinary "
+                    "numbers in another order than the probe's, which differ by many powers of two"
+                ),
             )
+    most = max(found.messages, key=lambda seen: (len(seen.layout.distinct), seen.count))
+    if len(most.layout.distinct) > 1:
+        starts = ", ".join(f"{start:,}" for start in most.layout.starts[1:4])
+        more = ", ..." if len(most.layout.starts) > 4 else ""
+        several = f"{len(most.layout.distinct)} orders in {most.count:,} elements"
+        yield "the element's place", f"{several}, another from element {starts}{more} on"
+    if found.changes:
+        changes = [
+            f"at {change.count:,} elements from {found.names(change.before)} to {found.names(change.after)}"
+            for change in found.changes
+        ]
+        yield "the message's size", "; ".join([*changes, *["and perhaps more"] * (len(changes) >= MOST_CHANGES)])
+    for seen, longer in itertools.pairwise(found.messages):  # of the same orders, at other elements
+        if difference := _difference(longer.layout, seen.layout, seen.count):
+            element, there, here = difference
+            where = f"element {element:,} of {seen.count:,}"
+            yield "the message's size", f"{where} is {here.text}, and of {longer.count:,} {there.text}"
+
+
+def _difference(layout: Layout, other: Layout, end: float = math.inf) -> tuple[int, Order, Order] | None:
+    """The first element, before `end`, whose orders differ, and these."""
+    for element in sorted({*layout.starts, *other.starts}):
+        if element < end and layout.order_of(element) != other.order_of(element):
+            return element, layout.order_of(element), other.order_of(element)
+    return None
 
 
 def _move(found: Revealed, probe: Probe) -> None:
@@ -254,8 +241,8 @@ def _move(found: Revealed, probe: Probe) -> None:
             there = probe.see(count, sweeps=1, **place)
         except InvalidUsage:  # the library has no such call
             continue
-        element, moved, before = next(_differences(there.layout, here.layout), (0, None, None))
-        if moved and before:
+        if difference := _difference(there.layout, here.layout):
+            element, moved, before = difference
             how = f"{ITEM_BYTES[found.case.dtype]} bytes further" if "offset" in place else "into another buffer"
             found.depends[topic] = f"element {element:,} of {count:,} is {before.text}, and {moved.text} {how}"
         else:
