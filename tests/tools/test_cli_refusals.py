@@ -145,7 +145,7 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("draw", "rign"), "; did you mean ring?"),
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
         (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),
-        (("prove", "--json", "missing/x"), "the folder missing is missing: make it first"),
+        (("prove", "--json", "missing/x"), "missing/x: No such file or directory (is the folder missing there?)"),
         ((*SIMULATED, "rung"), "did you mean ring?"),
         ((*SIMULATED, "chain"), "'chain': all_reduce: algorithm must be one of ring, butterfly"),
         ((*SIMULATED, "--root", "1"), "--root: all_reduce takes a root from 0 to 0 here, got 1"),

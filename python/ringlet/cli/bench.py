@@ -121,7 +121,7 @@ def bench_command(args: argparse.Namespace) -> int:
     elif args.json:
         raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
     rows, meta = _earlier(args.source) if args.source else ([], {})
-    _check_outputs(args)
+    page = _check_outputs(args, meta)
     if sweep:
         rows, meta = measure(sweep, args.json)
     if not rows:
@@ -136,8 +136,9 @@ def bench_command(args: argparse.Namespace) -> int:
         print(f"{wrong} wrong elements", file=sys.stderr)
     if args.plot:
         plot(rows, args.plot)
-    if args.report:
-        _write_report(args.report, rows, meta)
+    if page:
+        page.write_text(report.markdown(rows, meta))
+        print(f"wrote {page}", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -152,18 +153,19 @@ def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
     return rows, meta
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Checks all files that will be written, before anything is measured."""
+def _check_outputs(args: argparse.Namespace, meta: results.Meta) -> Path | None:
+    """Checks all files that will be written, before anything is measured. The path of the report's page."""
     if args.plot:
         require_matplotlib()
     page = args.report
     if page and page.suffix not in ("", ".md") and not page.is_dir():
         raise BenchError(f"--report: {page} must end in .md or name a folder")
     if page and page.suffix != ".md":
-        page = page / "page.md"
-    meta = args.json and results.meta_file(args.json)
-    files = {"--json": args.json, "--json's .meta.json": meta, "--plot": args.plot, "--report": page}
+        page = page / f"{date.today()}-{(meta.get('machine') or results.machine())['name']}.md"
+    beside = args.json and results.meta_file(args.json)
+    files = {"--json": args.json, "--json's .meta.json": beside, "--plot": args.plot, "--report": page}
     outputs.check(files | {"--from": args.source}, make_folders=True)
+    return page
 
 
 def require_able(sweep: Sweep) -> None:
@@ -288,10 +290,3 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
 def _told(row: Row) -> str:
     what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
     return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
-
-
-def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:
-    if path.suffix != ".md":
-        path = path / f"{date.today()}-{meta.get('machine', {}).get('name', 'machine')}.md"
-    path.write_text(report.markdown(rows, meta))
-    print(f"wrote {path}", file=sys.stderr)

@@ -64,8 +64,18 @@ def size(text: str) -> int:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """ "4K,1M" -> (4096, 1048576), ascending."""
-    return tuple(sorted({size(word) for word in text.split(",")}))
+    """ "1..1K,5000" -> (1, 2, 4, ..., 1024, 5000), ascending."""
+    found: set[int] = set()
+    for word in text.split(","):
+        first, dots, last = word.partition("..")
+        low, high = size(first), size(last if dots else first)
+        if low > high:
+            raise argparse.ArgumentTypeError(f"{shown(word)}: the first size is larger than the last")
+        while low < high:
+            found.add(low)
+            low *= 2
+        found.add(high)
+    return tuple(sorted(found))
 
 
 def whole(least: int, most: int = 10**9) -> Callable[[str], int]:

@@ -27,7 +27,8 @@ def check(files: Mapping[str, Path | None], *, make_folders: bool = False) -> No
                 path.parent.mkdir(parents=True, exist_ok=True)
             _try(path)
         except OSError as error:
-            raise InvalidUsage(f"{option}: cannot write {str(path)[:200]}: {error.strerror}{_advice(path)}") from error
+            folder = f" (is the folder {str(path.parent)[:200]} there?)" if isinstance(error, FileNotFoundError) else ""
+            raise InvalidUsage(f"{option}: cannot write {str(path)[:200]}: {error.strerror}{folder}") from error
 
 
 def _try(path: Path) -> None:
@@ -75,11 +76,3 @@ def write_table(path: Path, text: str) -> None:
     finally:
         for left in (fresh, copy):
             left.unlink(missing_ok=True)
-
-
-def _advice(path: Path) -> str:
-    try:
-        missing = not path.parent.exists()
-    except OSError:
-        return ""
-    return f" (the folder {str(path.parent)[:200]} is missing: make it first)" if missing else ""

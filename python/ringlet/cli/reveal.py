@@ -22,7 +22,6 @@ from ringlet.summation.report import panels
 
 TARGETS = ("gloo", "nccl", *MPI_PEERS)
 _OWN = "ringlet:"
-_FACTOR = 2
 
 
 def add_to(commands: Any) -> None:
@@ -40,7 +39,7 @@ def add_to(commands: Any) -> None:
         help=f"one of {', '.join(TARGETS)}, ringlet:ALGORITHM, or MODULE:FUNCTION of a tensor, which sums in place or "
         "gives the sum; its ranks are in the default groups of ringlet, and of torch.distributed on gloo")  # fmt: skip
     options.add(parser, "world", default=4, help="also -n: number of ranks (default 4)")
-    parser.add_argument("--sizes", type=_sizes, default="1..1M,999999", metavar="S,S|S..S",
+    parser.add_argument("--sizes", type=options.sizes, default="1..1M,999999", metavar="S,S|S..S",
         help="elements of the messages; a range goes up by factors of 2 (default 1..1M,999999: an odd number shows "
         "what is done beyond the last whole vector). Between them, the sizes at which the order changes "
         "are searched for")  # fmt: skip
@@ -103,18 +102,3 @@ def _target(text: str) -> str:
     if text not in TARGETS and not re.fullmatch(r"[\w.]+:[\w.]+", text):
         raise options.refused(text, f"one of {', '.join(TARGETS)}, nor ringlet:ALGORITHM or MODULE:FUNCTION")
     return text
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    """ "1..1K,5000" -> (1, 2, 4, ..., 1024, 5000)"""
-    found: set[int] = set()
-    for word in text.split(","):
-        first, dots, last = word.partition("..")
-        low, high = options.size(first), options.size(last if dots else first)
-        if low > high:
-            raise argparse.ArgumentTypeError(f"{options.shown(word)}: the first size is larger than the last")
-        while low < high:
-            found.add(low)
-            low *= _FACTOR
-        found.add(high)
-    return tuple(sorted(found))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def tune_command(args: argparse.Namespace) -> int:
         print(in_force(), end="")
         return 0
     cluster = bench.named_cluster(args.cluster) if args.cluster else None
-    sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
+    sweeps = list(_sweeps(args, cluster))
     output = args.output or _usual_place()
     # The lines of sizes that its user has written stay, and count while algorithms are measured.
     sizes = "".join(f"{line}\n" for line in outputs.table_text(output).splitlines() if line.split()[:1] == ["tuned"])
@@ -135,47 +135,38 @@ def _medium(row: Row, cluster: Any) -> str:
 
 
 def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
-    """One a collective, since each has algorithms of its own."""
+    """One a collective, since each has algorithms of its own. On GPUs, one a world, whose ranks find together what they
+    have: all calls through peers' memory, whatever their size, and NCCL's own collectives."""
     worlds = args.worlds or ((cluster.world,) if cluster else (2,))
     if min(worlds) < 2:
         raise BenchError("--world 1: a single rank has no algorithm to choose: give 2 or more")
+    names = ("begin_bytes", "end_bytes", "factor", "rounds", "sample_ms", "device")
+    sweep = Sweep(worlds=worlds, memory=("ordinary",), hosts=cluster, **{name: getattr(args, name) for name in names})
+    if args.device != "cpu":
+        if args.cluster or args.transport or args.files:
+            raise BenchError(
+                "--device cuda: peers' memory and NCCL are measured: leave out --cluster, --transport and files"
+            )
+        for one in args.collectives or ():
+            if one not in OWN_OF_NCCL:
+                raise BenchError(f"--collective: NCCL has no {one} of its own; give one of {', '.join(OWN_OF_NCCL)}")
+        for world in worlds:
+            yield replace(
+                sweep, worlds=(world,), collectives=args.collectives or OWN_OF_NCCL, algorithms=("auto", "nccl"),
+                variables={"RINGLET_PEER_MEMORY_BYTES": str(1 << 60)},
+            )  # fmt: skip
+        return
     transport = args.transport or default_transport()
     in_place = args.end_bytes > min(map(_small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
     own = [one for made in args.files for one in made]
     known = alternatives(own)
-    given = tuple(dict.fromkeys(one.collective for one in own))
-    for collective in args.collectives or given or known:
+    for collective in args.collectives or dict.fromkeys(one.collective for one in own) or known:
         if collective not in known:
             raise BenchError(f"--collective: {collective} has only one algorithm; give one of {', '.join(known)}")
-        yield Sweep(
-            worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
-            transport=transport, **_sizes_and_rounds(args),
-        )  # fmt: skip
-
-
-def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
-    """All calls through peers' memory, whatever their size, and NCCL's own collectives. One a world, whose ranks find
-    together what they have."""
-    if args.cluster or args.transport or args.files:
-        raise BenchError(
-            "--device cuda: peers' memory and NCCL are measured: leave out --cluster, --transport and files"
+        yield replace(
+            sweep, collectives=(collective,), algorithms=known[collective], memory=memory, transport=transport
         )
-    unknown = [one for one in args.collectives or () if one not in OWN_OF_NCCL]
-    if unknown:
-        raise BenchError(f"--collective: NCCL has no {unknown[0]} of its own; give one of {', '.join(OWN_OF_NCCL)}")
-    for world in args.worlds or (2,):
-        if world < 2:
-            raise BenchError("--world 1: a single rank has no peers: give 2 or more")
-        yield Sweep(
-            worlds=(world,), collectives=args.collectives or OWN_OF_NCCL, algorithms=("auto", "nccl"),
-            memory=("ordinary",), device=args.device, variables={"RINGLET_PEER_MEMORY_BYTES": str(1 << 60)},
-            **_sizes_and_rounds(args),
-        )  # fmt: skip
-
-
-def _sizes_and_rounds(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("begin_bytes", "end_bytes", "factor", "rounds", "sample_ms")}
 
 
 def _measure(sweeps: Iterable[Sweep], sizes: str) -> tuple[list[Row], dict[str, Any]]:
@@ -187,9 +178,7 @@ def _measure(sweeps: Iterable[Sweep], sizes: str) -> tuple[list[Row], dict[str, 
         table.write_text(sizes, encoding="utf-8")
         for sweep in sweeps:
             # A wrong table of the user must not keep a better one from being measured.
-            measured, meta = bench.measure(
-                dataclasses.replace(sweep, variables={**sweep.variables, "RINGLET_TABLE": str(table)})
-            )
+            measured, meta = bench.measure(replace(sweep, variables={**sweep.variables, "RINGLET_TABLE": str(table)}))
             _check_ways(sweep, meta)
             results.require_right(measured)
             rows += measured
