@@ -18,7 +18,6 @@ from benchmarks import machine_limit
 from benchmarks.clusters import read_cluster
 
 from ringlet.bench import report, repository, results
-from ringlet.bench import run as bench_run
 from ringlet.bench.cases import BenchError, Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.plot import plot
@@ -423,24 +422,11 @@ def test_what_a_library_cannot_do_is_told() -> None:
     assert outcome.rows == [] and outcome.refused == {"gloo": "gloo has no average"}
 
 
-def test_what_one_world_cannot_do_another_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoJobs:
-        def __init__(self, *args: object, **settings: object) -> None: ...
-        def __enter__(self) -> dict[str, None]:
-            return {"ringlet/api": None}
-
-        def __exit__(self, *raised: object) -> None: ...
-
-    def prepare(sweep: Sweep, job: None, case: Case, seed: int) -> list[dict[str, object]]:
-        return [{"refused": "the world must be even"} if case.world == 1 else {}]
-
-    monkeypatch.setattr(bench_run, "Jobs", NoJobs)
-    monkeypatch.setattr(bench_run, "_describe", lambda *given: None)
-    monkeypatch.setattr(bench_run, "_prepare", prepare)
-    monkeypatch.setattr(bench_run, "_measure", lambda sweep, job, config, case, prepared: {"world": case.world})
-    outcome = run(replace(SMALL, worlds=(1, 2), collectives=("send_recv",), end_bytes=4, rounds=1))
-    assert outcome.rows == [{"world": 2, "round": 0}]
-    assert outcome.refused == {"ringlet auto, ordinary, 1 ranks": "the world must be even"}
+def test_what_one_world_cannot_do_another_may() -> None:
+    outcome = run(replace(SMALL, worlds=(3, 2), collectives=("send_recv",), end_bytes=4, rounds=1))
+    assert [row["world"] for row in outcome.rows] == [2]
+    assert list(outcome.refused) == ["ringlet auto, ordinary, 3 ranks"]
+    assert "must be even" in outcome.refused.popitem()[1]
 
 
 def test_a_run_that_breaks_off_leaves_no_circumstances_of_another(tmp_path: Path) -> None:

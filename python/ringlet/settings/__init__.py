@@ -166,7 +166,10 @@ def from_deepspeed(
     of the wrong kind, for batch sizes that disagree, and for a file that cannot be read.
     """
     source, raw = _read(config)
-    found = _settle_auto(_parse(raw, source), dict(values or {}), source)
+    unused = dict(values or {})
+    found = _parse(raw, source, unused)
+    if unused:
+        raise InvalidUsage(f'{source}: values has {", ".join(unused)}, but the file does not set them to "auto"')
     train, micro, accumulate = _batch_sizes(found, world, source)
     arguments = {name: found[key] for key, (_, name) in KEYS.items() if name and key in found}
     stage = arguments.pop("stage", 0)
@@ -223,8 +226,8 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
     return path, raw
 
 
-def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, Any]:
-    """Checked values by key with dots. Leaves out keys that change nothing here, and keeps "auto"."""
+def _parse(raw: Mapping[str, Any], source: str, values: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """Checked values by key with dots, those of "auto" out of `values`. Leaves out keys that change nothing here."""
     found: dict[str, Any] = {}
     for name, value in raw.items():
         key = f"{section}{name}"
@@ -235,9 +238,17 @@ def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, 
                 continue  # switched off, whatever else is in it
             if not isinstance(value, Mapping):
                 raise InvalidUsage(f"{source}: {key} must be a JSON object, got {value!r}")
-            found.update(_parse(value, source, key + "."))
+            found.update(_parse(value, source, values, key + "."))
+        elif key in KEYS and value != AUTO:
+            found[key] = _checked(key, value, source)
+        elif key in values:
+            found[key] = _checked(key, values.pop(key), source)
+        elif key in NO_AUTO:
+            raise InvalidUsage(
+                f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
+            )
         elif key in KEYS:
-            found[key] = value if value == AUTO else _checked(key, value, source)
+            continue
         elif key in ONLY:
             if value not in (ONLY[key], AUTO):
                 raise InvalidUsage(f"{source}: {key} must be {json.dumps(ONLY[key])} with ringlet, got {value!r}")
@@ -258,20 +269,6 @@ def _checked(key: str, value: Any, source: str) -> Any:
     if not right or (kind in (int, float) and value < 0):
         raise InvalidUsage(f"{source}: {key} must be {words}, got {value!r}")
     return value
-
-
-def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> dict[str, Any]:
-    settled = {key: value for key, value in found.items() if value != AUTO}
-    for key in found.keys() - settled.keys():
-        if key in values:
-            settled[key] = _checked(key, values.pop(key), source)
-        elif key in NO_AUTO:
-            raise InvalidUsage(
-                f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
-            )
-    if values:
-        raise InvalidUsage(f'{source}: values has {", ".join(values)}, but the file does not set them to "auto"')
-    return settled
 
 
 def _batch_sizes(found: dict[str, Any], world: int | None, source: str) -> tuple[int | None, int | None, int]:
