@@ -150,7 +150,7 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         ((*SIMULATED, "chain"), "'chain': all_reduce: algorithm must be one of ring, butterfly"),
         ((*SIMULATED, "--root", "1"), "--root: all_reduce takes a root from 0 to 0 here, got 1"),
         (SIMULATED[:3], "one of the arguments --world --hosts is required"),
-        (("reveal", "ringlet:rong"), "all_reduce has no algorithm 'rong'; did you mean ring?; it has auto, ring"),
+        (("reveal", "ringlet:rong"), "ringlet:rong: 'rong' is not one of all_reduce's: auto, ring"),
         (("reveal", "gloo", "--world", "1"), "takes 2 to 1024 ranks, got 1: one rank adds nothing"),
         (("run", "program.py"), "give the number of ranks before the program: ringlet run -n 2 program.py"),
         (("simulate", "--hosts", "2x2", "--machine", "x.toml"), "x.toml: No such file or directory\n"),

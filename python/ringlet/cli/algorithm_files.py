@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ringlet.cli import options
+from ringlet.cli.terminal import did_you_mean
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, algorithms, load
 from ringlet.schedule.registry import ENDINGS, VARIABLE, load_given
@@ -63,6 +64,16 @@ def given() -> list[Algorithm]:
     """The algorithms of all files of RINGLET_ALGORITHMS."""
     load_given()
     return [made for path in _paths() for made in load(path)]
+
+
+def require(name: str, collective: str, option: str, *others: str) -> None:
+    """Raises InvalidUsage, which begins with the option, unless the collective has this algorithm. others: more that it
+    has."""
+    known = ["auto", *(built_in for built_in, of, _ in algorithms() if of == collective), *others]
+    known += [own.name for own in given() if own.collective == collective]
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise InvalidUsage(f"{option}: {options.shown(name)} is not one of {collective}'s: {', '.join(known)}{near}")
 
 
 def comment(used: Iterable[str]) -> str:

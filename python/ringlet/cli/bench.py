@@ -20,7 +20,6 @@ from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, run
 from ringlet.cli import algorithm_files, options, outputs, terminal
-from ringlet.schedule import algorithms
 from ringlet.schedule.machine_file import read_toml
 from ringlet.supervisor import termination_raises
 
@@ -179,7 +178,9 @@ def require_able(sweep: Sweep) -> None:
         known = ", ".join(options.TRANSPORTS)
         raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {known}')
     for collective in sweep.collectives if "api" in sweep.via else ():
-        _require_algorithms(sweep, collective)
+        more = ("nccl",) if sweep.device != "cpu" and collective in OWN_OF_NCCL else ()
+        for name in sweep.algorithms if collective not in ("barrier", "send_recv", *LISTS) else ():
+            algorithm_files.require(name, collective, "--algorithm", *more)
     world, machine = max(sweep.worlds), machine_bytes()
     needed = world * max(sweep.end_bytes, _RANK_BYTES * len({config.job for config in sweep.configs()}))
     if sweep.device == "cpu" and needed > machine:
@@ -187,17 +188,6 @@ def require_able(sweep: Sweep) -> None:
             f"{world} ranks with buffers of {format_bytes(sweep.end_bytes)} need {needed >> 30} GiB, more than this "
             f"machine's {machine >> 30} GiB: lower --world or -e"
         )
-
-
-def _require_algorithms(sweep: Sweep, collective: str) -> None:
-    """BenchError if one of the algorithms is not one of the collective's."""
-    known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
-    known += ["nccl"] if sweep.device != "cpu" and collective in OWN_OF_NCCL else []
-    known += [own.name for own in algorithm_files.given() if own.collective == collective]
-    for name in sweep.algorithms:
-        if name not in known and collective not in ("barrier", "send_recv", *LISTS):
-            near = terminal.did_you_mean(name, known)
-            raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}{near}")
 
 
 def machine_bytes() -> int:

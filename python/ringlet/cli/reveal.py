@@ -12,10 +12,8 @@ from ringlet.bench import repository
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
-from ringlet.cli import options, outputs
-from ringlet.cli.terminal import did_you_mean
-from ringlet.errors import InvalidUsage
-from ringlet.schedule import algorithms, draw_trees
+from ringlet.cli import algorithm_files, options, outputs
+from ringlet.schedule import draw_trees
 from ringlet.summation import Revealed, reveal_call
 from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
 from ringlet.summation.report import panels
@@ -83,12 +81,7 @@ def _revealed(target: str, args: argparse.Namespace) -> Revealed:
 
 def _case(target: str, args: argparse.Namespace) -> Case:
     algorithm = target.removeprefix(_OWN) if target.startswith(_OWN) else "auto"
-    known = ["auto", *(name for name, collective, _ in algorithms() if collective == args.collective)]
-    if algorithm not in known:
-        raise InvalidUsage(
-            f"{target}: {args.collective} has no algorithm {options.shown(algorithm)}{did_you_mean(algorithm, known)}; "
-            f"it has {', '.join(known)}"
-        )
+    algorithm_files.require(algorithm, args.collective, target)
     return Case(args.collective, algorithm, args.memory, "api", args.world, 0, 0, args.dtype, "sum")
 
 
