@@ -261,8 +261,12 @@ def test_rows_of_several_calls_are_not_mixed(tmp_path: Path) -> None:
         call: {4: ratio} for call, ratio in zip(calls, (2.0, 3.0, 4.0), strict=True)
     }
     assert {call for call, _, _ in results.relative_to("limit", rows)} == set(calls)
-    titles = [table.title.partition(",")[0] for table in report.measurements(rows, {})]
+    tables = report.measurements(rows, {})
+    titles = [table.title.partition(",")[0] for table in tables]
     assert titles == ["all_reduce of float32", "all_reduce of int8", "all_reduce of int8"]
+    place = tables[0].columns.index("p50/limit")
+    assert [row[place] for row in tables[0].rows] == ["2.00", "4.00", ""]  # ringlet's, gloo's, the limit's
+    assert "limit" not in {one.rivals for one in results.compare(rows)}
     (table,) = report.summary(rows, {})
     assert table.columns == ["size", *map(str, calls)] and table.rows[0] == ["4 B", "2.00x", "3.00x", "4.00x"]
     pytest.importorskip("matplotlib")
@@ -305,27 +309,8 @@ FAST_CORES = machine_limit.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_g
 def test_the_least_time_of_a_call(collective: str, world: int, size: int, least: float) -> None:
     case = Case(collective, "default", "ordinary", "threads", world, size, size // 4, "float32", "sum")
     assert machine_limit.least_us(case, FAST_CORES) == pytest.approx(least)
-
-
-def test_memory_is_the_limit_of_what_it_is_slower_for() -> None:
-    case = Case("all_reduce", "default", "ordinary", "threads", 2, 1_000_000, 250_000, "float32", "sum")
-    assert machine_limit.least_us(case, replace(FAST_CORES, copy_gbps=4.0)) == pytest.approx(
-        500.0
-    )  # a megabyte in, one out
-    assert machine_limit.least_us(replace(case, collective="broadcast"), replace(FAST_CORES, copy_gbps=4.0)) == 250.0
-
-
-def test_the_limit_is_paired_within_a_round() -> None:
-    rows = []
-    for round_, drift in enumerate((1.0, 10.0, 1.0)):
-        rows += [a_row("ringlet", 3 * drift, round_), a_row("limit", 2 * drift, round_)]
-        rows += [a_row("ringlet", 9.0, round_, size=16)]
-    (ours,) = (config for config in {results.config_of(row) for row in rows} if config.library == "ringlet")
-    assert results.relative_to("limit", rows) == {(results.call_of(rows[0]), 4, ours): 1.5}
-    (table,) = report.measurements(rows, {})
-    place = table.columns.index("p50/limit")
-    assert [row[place] for row in table.rows] == ["1.50", "", ""]  # ringlet's, the limit's, a size without one
-    assert results.compare(rows) == []  # the limit is no rival
+    if size == 1_000_000 and world == 2:  # where memory is slower, it is the limit: a megabyte in, one out
+        assert machine_limit.least_us(case, replace(FAST_CORES, copy_gbps=4.0)) == pytest.approx(500.0)
 
 
 @pytest.mark.skipif(machine_limit.processors() is None, reason="there is one processor")
