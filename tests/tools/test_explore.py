@@ -136,7 +136,7 @@ def test_what_was_revealed_is_shown_beside_the_schedules(tmp_path):
         (("--world", "1-4", "--serve"), "the page shows 2 to 30 ranks, got 1 to 4"),
         (("--world", "64", "--serve"), "the page shows 2 to 30 ranks, got 64"),
         (("--serve", "--revealed", "no/such.json"), "--revealed: cannot read no/such.json: No such file"),
-        (("-o", "no/such/folder/page.html"), "the folder no/such/folder is missing"),
+        (("-o", "no/such/folder/page.html"), "(is the folder no/such/folder there?)"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(words, told, capsys):

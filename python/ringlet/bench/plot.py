@@ -42,7 +42,7 @@ def _figure(path: Path, rows: int, columns: int) -> Iterator[Any]:
     import matplotlib.pyplot as plt
 
     with plt.rc_context(_LOOK):
-        size = (6.2 * columns, 4.8 * rows + 0.8)
+        size = (max(6.2 * columns, 9.2), 4.8 * rows + 0.8)
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
         yield axes
         lines = [axis.get_legend_handles_labels() for axis in axes[:, 0]]
