@@ -430,6 +430,26 @@ def test_ctrl_c_ends_a_run(tmp_path, capfd):
     assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet run: interrupted"], err
 
 
+LOSE = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], f"{os.environ['RANK']} waits").touch()
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("Traceback (most recent call last):", *(f"  line {n}" for n in range(60)), sep="\\n", file=sys.stderr)
+    raise RuntimeError("not saved") from None
+"""
+
+
+def test_what_else_ranks_say_at_ctrl_c_is_shown(tmp_path, capfd):
+    thread = interrupt_when(all_wait(tmp_path, 2))
+    assert run(tmp_path, LOSE, str(tmp_path)) == 130
+    thread.join()
+    err = capfd.readouterr().err.splitlines()
+    for rank in range(2):
+        assert err.count(f"[{rank}] RuntimeError: not saved") == 1 and f"[{rank}]   line 59" in err
+
+
 FAIL_SLOWLY = """
 import atexit, os, sys, time
 atexit.register(time.sleep, 1)  # called after ringlet's: the other ranks end first

@@ -30,7 +30,7 @@ from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name,
 _READ_BYTES = 1 << 16
 _UNFINISHED_S = 0.1  # how long the begin of a line waits for its end, before it is shown
 _BEGINS = re.compile(rb"(?<=\n)(?!\Z)|(?<=\r)(?=[^\r\n])")  # where a line begins, or is written anew
-_INTERRUPTED = re.compile(rb"Traceback \(most recent call last\):\n(?:[ \n].*\n?)*KeyboardInterrupt.*\n?")
+_INTERRUPTED = re.compile(rb"Traceback \(most recent call last\):\n(?: .*\n|\n)*KeyboardInterrupt.*\n?")
 
 
 def add_to(commands: Any) -> None:
