@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("prove", "--json", "missing/x"), "missing/x: No such file or directory (is the folder missing there?)"),
         ((*SIMULATED, "rung"), "did you mean ring?"),
         ((*SIMULATED, "chain"), "'chain': all_reduce: algorithm must be one of ring, butterfly"),
-        ((*SIMULATED, "--root", "1"), "--root: all_reduce takes a root from 0 to 0 here, got 1"),
+        ((*SIMULATED, "--root", "1"), "all_reduce has no root: root must be 0, got 1\n"),
         (SIMULATED[:3], "one of the arguments --world --hosts is required"),
         (("reveal", "ringlet:rong"), "ringlet:rong: 'rong' is not one of all_reduce's: auto, ring"),
         (("reveal", "gloo", "--world", "1"), "takes 2 to 1024 ranks, got 1: one rank adds nothing"),

@@ -85,7 +85,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def machine_of(args: argparse.Namespace) -> HostsMachine:
-    """The machine of --machine. InvalidUsage if there is none, or if it is wrong."""
+    """The machine of --machine, a name or a file. InvalidUsage if there is none, or if it is wrong."""
     known = names()
     if args.machine not in known and not Path(args.machine).suffix and not Path(args.machine).exists():
         near = did_you_mean(args.machine, known)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator
 from typing import Any
 
 from ringlet import _C
@@ -17,10 +15,9 @@ from ringlet.cli.search import MOVING, add_machine_and_sizes, machine_of, sizes_
 from ringlet.cli.terminal import did_you_mean, print_table, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms
-from ringlet.schedule.collectives import ROOTED
-from ringlet.schedule.cost import Link, Predictor, Times
+from ringlet.schedule.cost import Predictor, Times, uplink_load
 from ringlet.schedule.hosts import Hosts, described
-from ringlet.schedule.machine_file import HostsMachine
+from ringlet.schedule.registry import registered
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python
@@ -35,25 +32,9 @@ _LEGEND = """\
 The five columns add up to the time. They are of the chain of rounds, each waiting for the one before, that ends last,
 or of the link or the rank that is busy for longer.
 latency: before a round's first byte. messages: a rank's work for each. combining: sums of what a rank has and receives.
-link busy: the share of the time in which the busiest link carries bytes.
 """
 
-
-@dataclass(frozen=True)
-class Simulated:
-    """A schedule with its seconds by size in bytes, what they are spent on at some of the sizes, and the busiest links
-    with what each carries, in units of S."""
-
-    schedule: Schedule
-    seconds: dict[int, float]
-    times: dict[int, Times]
-    links: list[Link]
-    carried: Fraction
-
-    def busy(self, size: int, machine: HostsMachine) -> float:
-        """The share of the time in which the busiest link carries bytes."""
-        beta = machine.uplink_beta if self.links and self.links[0].of == "host" else machine.inside_beta
-        return float(self.carried) * size * beta / self.seconds[size] if self.seconds[size] else 0.0
+Found = list[tuple[Schedule, dict[int, Times]]]  # by size in bytes
 
 
 def add_to(commands: Any) -> None:
@@ -61,7 +42,7 @@ def add_to(commands: Any) -> None:
         commands, "simulate", simulate_command,
         help="predict the time of schedules on a machine",
         description="Predict how long each schedule takes on hosts that a file describes, at each size, and show its "
-        "rounds, its busiest link and what the time is spent on. Nothing is run.",
+        "rounds, the load of its uplinks and what the time is spent on. Nothing is run.",
         examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument("algorithms", nargs="*", type=_names_or_own, metavar="ALGORITHM",
@@ -98,16 +79,29 @@ def simulate_command(args: argparse.Namespace) -> int:
     outputs.check({"--json": args.json, "--plot": args.plot})
     if args.plot:
         require_matplotlib()
-    schedules = list(_schedules(args, hosts))
-    segments = {size: args.segments or _C.message_segments(size) for size in {*shown, explained}}
-    found = [_simulated(one, machine, segments, segments if args.json else [explained]) for one in schedules]
-    _show(found, machine, {size: segments[size] for size in shown})
-    _explain(found, machine, explained)
+    segments = {size: args.segments or _C.message_segments(size) for size in sorted({*shown, explained})}
+    found: Found = []
+    for one in _schedules(args, hosts):
+        predictor = Predictor(one)
+        found.append((one, {size: predictor.times(size, machine, count) for size, count in segments.items()}))
+    first = found[0][0]
+    what = f"{first.collective} of {first.world} ranks, {described(first.hosts) or 'one host'}"
+    print(f"{what}, on {machine.name!r}: predicted time in us, * the fastest at its size")
+    _show(found, {size: segments[size] for size in shown})
+    _explain(found, explained)
     if args.json:
-        args.json.write_text(json.dumps(_plain(found, machine, segments), indent=1) + "\n", encoding="utf-8")
+        rows = [
+            {"algorithm": one.algorithm, "bytes": size, "segments": segments[size], "seconds": sum(spent),
+             "spent": spent._asdict(), "rounds": one.rounds, "uplink": str(uplink_load(one))}
+            for one, times in found
+            for size, spent in times.items()
+        ]  # fmt: skip
+        head = {"collective": first.collective, "world": first.world, "root": first.root, "hosts": list(first.hosts)}
+        text = json.dumps({**head, "machine": machine.name, "rows": rows}, indent=1)
+        args.json.write_text(text + "\n", encoding="utf-8")
     if args.plot:
-        times = {one.schedule.algorithm: {size: one.seconds[size] * 1e6 for size in shown} for one in found}
-        plot_times(times, args.plot, f"{_what(found[0].schedule)}, {machine.name}: predicted time")
+        drawn = {one.algorithm: {size: sum(times[size]) * 1e6 for size in shown} for one, times in found}
+        plot_times(drawn, args.plot, f"{what}, {machine.name}: predicted time")
     return 0
 
 
@@ -122,20 +116,16 @@ def _names_or_own(text: str) -> list[str | Algorithm]:
 def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     """The chosen schedules, each once; those of files are proved. InvalidUsage if one is not there."""
     wanted = list(dict.fromkeys(one for words in args.algorithms for one in words))
-    own = [one for one in wanted if isinstance(one, Algorithm)]
-    collective = args.collective or (own[0].collective if own else "all_reduce")
-    roots = len(hosts) if collective in ROOTED else 1
-    if args.root >= roots:
-        raise InvalidUsage(f"--root: {collective} takes a root from 0 to {roots - 1} here, got {args.root}")
+    own = [one.collective for one in wanted if isinstance(one, Algorithm)]
+    collective = args.collective or (own[0] if own else "all_reduce")
     given = [one for one in algorithm_files.given() if one.collective == collective]
-    built_in = [name for name, of, _ in algorithms() if of == collective]
-    for one in wanted or [*built_in, *given]:
+    known = [name for name, of, _ in algorithms() if of == collective]
+    for one in wanted or [*known, *given]:
         name = one if isinstance(one, str) else one.name
-        mine = one if isinstance(one, Algorithm) else next((made for made in given if made.name == name), None)
-        if mine and mine.collective != collective:
-            raise InvalidUsage(f"{mine.name} is an algorithm of {mine.collective}, not of {collective}: leave it out")
+        if isinstance(one, Algorithm) and one.collective != collective:
+            raise InvalidUsage(f"{name} is an algorithm of {one.collective}, not of {collective}: leave it out")
         try:
-            made = mine.schedule(len(hosts), args.root, hosts) if mine else composed(name, collective, hosts, args.root)
+            made = composed(name, collective, hosts, args.root)
         except NotImplementedError as error:  # it does not cover this world
             if wanted:
                 raise InvalidUsage(f"{name}: {error}") from error
@@ -143,86 +133,39 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
         except ScheduleError:
             raise
         except ValueError as error:
-            raise InvalidUsage(f"{options.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
-        if mine:
+            near = "" if name in known else did_you_mean(name, known)
+            raise InvalidUsage(f"{options.shown(name)}: {error}{near}") from error
+        if registered(name, collective):
             made.prove()
         yield made
 
 
-def _simulated(made: Schedule, machine: HostsMachine, segments: dict[int, int], detailed: Iterable[int]) -> Simulated:
-    predictor = Predictor(made)
-    seconds = {size: predictor.seconds(size, machine, count) for size, count in segments.items()}
-    times = {size: predictor.times(size, machine, segments[size]) for size in detailed}
-    return Simulated(made, seconds, times, *predictor.busiest_links(machine))
-
-
-def _show(found: Sequence[Simulated], machine: HostsMachine, segments: dict[int, int]) -> None:
+def _show(found: Found, segments: dict[int, int]) -> None:
     """Prints the times of all, and marks the fastest at each size."""
-    print(f"{_what(found[0].schedule)}, on {machine.name!r}: predicted time in us, * the fastest at its size")
-    best = {size: min(one.seconds[size] for one in found) for size in segments}
-    columns = ("schedule", *map(format_bytes, segments), "rounds", "busiest link", "carries")
+    best = {size: _micros(min(sum(times[size]) for _, times in found)) for size in segments}
     rows = []
-    for one in found:
-        cells = [_micros(one.seconds[size]) + ("*" if one.seconds[size] == best[size] else " ") for size in segments]
-        rows.append((one.schedule.algorithm, *cells, str(one.schedule.rounds), _links(one), f"{one.carried} S"))
-    if set(segments.values()) != {1}:
-        rows.append(("(segments)", *(f"{count} " for count in segments.values()), "", "", ""))
-    print_table(columns, rows, words=(0, len(columns) - 2))
-    print("busiest link: the one that needs longest for the bytes it carries in all, in sizes S of the message")
-    if set(segments.values()) != {1}:
+    for one, times in found:
+        shown = {size: _micros(sum(times[size])) for size in segments}
+        cells = [text + ("*" if text == best[size] else " ") for size, text in shown.items()]
+        rows.append((one.algorithm, *cells, str(one.rounds), f"{float(uplink_load(one)):g}"))
+    if several := set(segments.values()) != {1}:
+        rows.append(("(segments)", *(f"{count} " for count in segments.values()), "", ""))
+    print_table(("schedule", *map(format_bytes, segments), "rounds", "uplink, S"), rows, words=(0,))
+    print("uplink, S: what the busiest uplink carries, moment by moment, in sizes S of the message")
+    if several:
         print("(segments): the pieces of a message that follow each other through the rounds, so that these overlap")
     print()
 
 
-def _explain(found: Sequence[Simulated], machine: HostsMachine, size: int) -> None:
+def _explain(found: Found, size: int) -> None:
     """Prints what all spend their time on at one size, the fastest first."""
     print(f"where the time goes at {format_bytes(size)}, in us")
     titles = ("latency", "messages", "bytes inside hosts", "bytes between hosts", "combining")
-    rows: list[tuple[str, ...]] = []
-    for one in sorted(found, key=lambda one: one.seconds[size]):
-        cells = (_micros(seconds) for seconds in one.times[size])
-        rows.append(
-            (one.schedule.algorithm, _micros(one.seconds[size]), *cells, f"{100 * one.busy(size, machine):.0f} %")
-        )
-    print_table(("schedule", "time", *titles, "link busy"), rows)
+    spent = sorted(((one.algorithm, times[size]) for one, times in found), key=lambda row: sum(row[1]))
+    rows = [(name, _micros(sum(times)), *map(_micros, times)) for name, times in spent]
+    print_table(("schedule", "time", *titles), rows)
     print(_LEGEND, end="")
-
-
-def _what(made: Schedule) -> str:
-    place = described(made.hosts) or "one host"
-    return f"{made.collective} of {made.world} ranks, {place}"
 
 
 def _micros(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}"
-
-
-def _links(one: Simulated) -> str:
-    """ "into host 0, and 2 more" """
-    if not one.links:
-        return "none"
-    first, others = one.links[0], len(one.links) - 1
-    if len(one.links) == 2 * (len(set(one.schedule.hosts)) if first.of == "host" else one.schedule.world):
-        return f"each {first.of}'s, both ways"
-    return f"{first.way} {first.of} {first.number}" + (f", and {others} more" if others else "")
-
-
-def _plain(found: Sequence[Simulated], machine: HostsMachine, segments: dict[int, int]) -> dict[str, Any]:
-    first = found[0].schedule
-    rows = [
-        {
-            "algorithm": one.schedule.algorithm,
-            "bytes": size,
-            "segments": count,
-            "seconds": one.seconds[size],
-            "spent": one.times[size]._asdict(),
-            "rounds": one.schedule.rounds,
-            "busiest_links": [link._asdict() for link in one.links],
-            "busiest_carries": str(one.carried),
-            "busiest_busy": one.busy(size, machine),
-        }
-        for one in found
-        for size, count in sorted(segments.items())
-    ]
-    head = {"collective": first.collective, "world": first.world, "root": first.root, "hosts": list(first.hosts)}
-    return {**head, "machine": machine.name, "rows": rows}

@@ -89,10 +89,10 @@ def uplink_load(schedule: Schedule, hosts: Sequence[int] | None = None) -> Fract
 
     ScheduleError if the schedule cannot run; ValueError if `hosts` is of another world.
     """
-    busiest: dict[int, int] = {}
+    busiest: Counter[int] = Counter()
     for (moment, _), chunks in _uplinks(schedule, _hosts_of(schedule, hosts)).items():
-        busiest[moment] = max(busiest.get(moment, 0), chunks)
-    return Fraction(sum(busiest.values()), parts_of_s(schedule.collective, schedule.world, schedule.parts))
+        busiest[moment] = max(busiest[moment], chunks)
+    return Fraction(busiest.total(), parts_of_s(schedule.collective, schedule.world, schedule.parts))
 
 
 def uplink_totals(schedule: Schedule, hosts: Sequence[int] | None = None) -> dict[Direction, Fraction]:
@@ -102,8 +102,8 @@ def uplink_totals(schedule: Schedule, hosts: Sequence[int] | None = None) -> dic
     """
     unit = parts_of_s(schedule.collective, schedule.world, schedule.parts)
     totals: Counter[Direction] = Counter()
-    for (_, link), chunks in _uplinks(schedule, _hosts_of(schedule, hosts)).items():
-        totals[link.way, link.number] += chunks
+    for (_, direction), chunks in _uplinks(schedule, _hosts_of(schedule, hosts)).items():
+        totals[direction] += chunks
     return {direction: Fraction(chunks, unit) for direction, chunks in totals.items() if chunks}
 
 
@@ -115,14 +115,6 @@ class Times(NamedTuple):
     inside: float = 0.0
     uplinks: float = 0.0
     combining: float = 0.0
-
-
-class Link(NamedTuple):
-    """One direction of a link: "host" 2's uplink, or "rank" 3's link to the others of its host."""
-
-    of: str
-    number: int
-    way: str  # "out of" or "into"
 
 
 @dataclass(frozen=True)
@@ -148,21 +140,13 @@ class Predictor:
         host = _hosts_of(schedule, hosts)
         self._crossing = {m for m in execution.messages if host[m.source] != host[m.target]}
         uplinks = _uplinks(schedule, host)
-        self._links: Counter[Link] = Counter()
-        for (_, link), chunks in uplinks.items():
-            self._links[link] += chunks
-        for message in execution.messages:
-            if message not in self._crossing:
-                for link in _links("rank", message.source, message.target):
-                    self._links[link] += message.sent.count
         shared = {
-            m: max(uplinks[execution.moments[m], link] for link in _links("host", host[m.source], host[m.target]))
-            for m in self._crossing
+            m: max(uplinks[execution.moments[m], direction] for direction in _way(m, host)) for m in self._crossing
         }
         self._loads = {
             place: self._load(place, execution.touching[place[0]][place[1]], shared) for place in execution.order
         }
-        self._uplink_total = max((chunks for link, chunks in self._links.items() if link.of == "host"), default=0)
+        self._uplink_total = float(max(uplink_totals(schedule, hosts).values(), default=0) * self._unit)
 
     def seconds(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> float:
         """Seconds for S = nbytes in segments that follow each other as closely as links and ranks let them."""
@@ -189,14 +173,6 @@ class Predictor:
             spent.append(self._round(load, chunk, machine))
             rank, index = max(load.met, key=lambda place: ends[place[0]][place[1]])
         return Times(*map(sum, zip(*spent, strict=True)))
-
-    def busiest_links(self, machine: HostsMachine) -> tuple[list[Link], Fraction]:
-        """The links that need the longest for what they carry in all, and how much each of them carries, in units of S.
-        No link if nothing is carried."""
-        beta = {"host": machine.uplink_beta, "rank": machine.inside_beta}
-        needs = {link: beta[link.of] * chunks for link, chunks in self._links.items() if chunks}
-        found = sorted(link for link, seconds in needs.items() if seconds == max(needs.values()))
-        return found, Fraction(max((self._links[link] for link in found), default=0), self._unit)
 
     def ends(self, chunk: float, machine: HostsMachine) -> list[list[float]]:
         """[rank][i]: when the rank posts its round i, which is when round i - 1 ends. `chunk`: bytes."""
@@ -255,15 +231,15 @@ def _hosts_of(schedule: Schedule, hosts: Sequence[int] | None) -> Sequence[int]:
     return (schedule.hosts if hosts is None else hosts) or (0,) * schedule.world
 
 
-def _uplinks(schedule: Schedule, host: Sequence[int]) -> Counter[tuple[int, Link]]:
-    """By moment and link, the chunks on each uplink."""
-    chunks: Counter[tuple[int, Link]] = Counter()
+def _uplinks(schedule: Schedule, host: Sequence[int]) -> Counter[tuple[int, Direction]]:
+    """By moment and direction, the chunks on each uplink."""
+    chunks: Counter[tuple[int, Direction]] = Counter()
     for message, moment in execute(schedule).moments.items():
         if host[message.source] != host[message.target]:
-            for link in _links("host", host[message.source], host[message.target]):
-                chunks[moment, link] += message.sent.count
+            for direction in _way(message, host):
+                chunks[moment, direction] += message.sent.count
     return chunks
 
 
-def _links(of: str, source: int, target: int) -> tuple[Link, Link]:
-    return Link(of, source, "out of"), Link(of, target, "into")
+def _way(message: Message, host: Sequence[int]) -> tuple[Direction, Direction]:
+    return ("out of", host[message.source]), ("into", host[message.target])
