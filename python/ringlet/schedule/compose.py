@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.data import MOST_PARTS, Round, Schedule, Step
@@ -55,9 +55,8 @@ class Composition:
                     rounds += _embedded(between.ranks[host], counterparts, index * between.parts, 1)
                 ranks[rank] = (*rounds, *_embedded(out.ranks[index], locals_, 0, between.parts))
         parts = into.parts * between.parts
-        whole = ((0, parts),) * len(hosts)
         placed = numbered(hosts) if len(on_host) > 1 else ()
-        return Schedule(self.name, "all_reduce", len(hosts), 0, parts, tuple(ranks), whole, whole, placed)
+        return Schedule.of_rounds("all_reduce", parts, ranks, algorithm=self.name, hosts=placed)
 
 
 def compositions(own: Iterable[Algorithm] = ()) -> Iterator[Composition]:
@@ -98,15 +97,8 @@ def segmented(whole: Schedule, segments: int) -> Schedule:
                     for step in round_.steps
                 ]
         ranks.append(tuple(Round(tuple(by_moment[moment])) for moment in sorted(by_moment)))
-    parts = whole.parts * segments
-
-    def scaled(places: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        return tuple((0, parts if count else 0) for _, count in places)
-
-    return replace(
-        whole, algorithm=f"{whole.algorithm}.{segments}", parts=parts, ranks=tuple(ranks),
-        inputs=scaled(whole.inputs), outputs=scaled(whole.outputs),
-    )  # fmt: skip
+    name = f"{whole.algorithm}.{segments}"
+    return Schedule.of_rounds(whole.collective, whole.parts * segments, ranks, whole.root, name, whole.hosts)
 
 
 def _embedded(rounds: Sequence[Round], ranks: Sequence[int], first: int, width: int) -> Iterator[Round]:

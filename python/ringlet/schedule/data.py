@@ -110,6 +110,23 @@ class Schedule:
     hosts: tuple[int, ...] = ()
 
     @classmethod
+    def of_rounds(
+        cls,
+        collective: str,
+        parts: int,
+        ranks: Sequence[Sequence[Round]],
+        root: int = 0,
+        algorithm: str = "hand-made",
+        hosts: tuple[int, ...] = (),
+    ) -> Schedule:
+        """A schedule whose inputs and outputs are those of its collective."""
+        world = len(ranks)
+        places = [(collective, rank, world, root, parts) for rank in range(world)]
+        inputs = tuple(input_chunks(*place) for place in places)
+        outputs = tuple(output_chunks(*place) for place in places)
+        return cls(algorithm, collective, world, root, parts, tuple(map(tuple, ranks)), inputs, outputs, hosts)
+
+    @classmethod
     def from_steps(
         cls,
         collective: str,
@@ -117,14 +134,11 @@ class Schedule:
         ranks: Sequence[Iterable[Iterable[tuple[str, int, int, int]]]],
         root: int = 0,
         algorithm: str = "hand-made",
+        hosts: tuple[int, ...] = (),
     ) -> Schedule:
         """A schedule made by hand: `ranks[r]` is a list of rounds of (verb, peer, first, count)."""
-        rounds = tuple(tuple(Round(tuple(Step(*step) for step in steps)) for steps in rank) for rank in ranks)
-        world = len(rounds)
-        places = [(collective, rank, world, root, parts) for rank in range(world)]
-        inputs = tuple(input_chunks(*place) for place in places)
-        outputs = tuple(output_chunks(*place) for place in places)
-        return cls(algorithm, collective, world, root, parts, rounds, inputs, outputs)
+        rounds = [[Round(tuple(Step(*step) for step in steps)) for steps in rank] for rank in ranks]
+        return cls.of_rounds(collective, parts, rounds, root, algorithm, hosts)
 
     @property
     def name(self) -> str:

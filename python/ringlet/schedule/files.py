@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ringlet.schedule.collectives import COLLECTIVES
@@ -54,8 +53,8 @@ def _schedule(data: Any, where: str) -> Schedule:
         ]
         for rank, rounds in enumerate(ranks)
     ]
-    made = Schedule.from_steps(collective, parts, steps, root, str(data.get("algorithm", "hand-made")))
-    return replace(made, hosts=tuple(_number(host, f"{where}.hosts", 0) for host in hosts))
+    on_hosts = tuple(_number(host, f"{where}.hosts", 0) for host in hosts)
+    return Schedule.from_steps(collective, parts, steps, root, str(data.get("algorithm", "hand-made")), on_hosts)
 
 
 def _step(data: Any, where: str) -> tuple[str, int, int, int]:

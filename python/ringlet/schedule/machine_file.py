@@ -43,28 +43,16 @@ class HostsMachine:
     gamma: float
 
 
-def _micro(value: float) -> float:
-    return value * 1e-6
-
-
-def _per_gbyte(value: float) -> float:
-    return 1e-9 / value
-
-
-def _per_gbit(value: float) -> float:
-    return 8e-9 / value
-
-
 _NAMED = Path(__file__).parent / "machines"
 
-# key in the file -> field, and how its unit becomes seconds. Rates must be above 0.
+# key in the file -> field, and what is divided by a rate, or multiplied by a time, for seconds. Rates must be above 0.
 _NUMBERS = {
-    ("inside", "alpha_us"): ("inside_alpha", _micro),
-    ("inside", "gbyte_per_s"): ("inside_beta", _per_gbyte),
-    ("across", "alpha_us"): ("across_alpha", _micro),
-    ("across", "uplink_gbit_per_s"): ("uplink_beta", _per_gbit),
-    ("rank", "message_us"): ("message", _micro),
-    ("rank", "combine_gbyte_per_s"): ("gamma", _per_gbyte),
+    ("inside", "alpha_us"): ("inside_alpha", 1e-6),
+    ("inside", "gbyte_per_s"): ("inside_beta", 1e-9),
+    ("across", "alpha_us"): ("across_alpha", 1e-6),
+    ("across", "uplink_gbit_per_s"): ("uplink_beta", 8e-9),
+    ("rank", "message_us"): ("message", 1e-6),
+    ("rank", "combine_gbyte_per_s"): ("gamma", 1e-9),
 }
 
 
@@ -87,10 +75,10 @@ def read_machine(path: Path) -> HostsMachine:
     unknown = sorted((content.keys() - tables - {"name"}) | (given - known))
     if unknown:
         raise InvalidUsage(f"{path}: unknown {', '.join(unknown)}: a machine has name, {', '.join(sorted(known))}")
-    fields = {
-        field: seconds(_number(path, f"{table}.{key}", _table(path, content, table).get(key)))
-        for (table, key), (field, seconds) in _NUMBERS.items()
-    }
+    fields = {}
+    for (table, key), (field, unit) in _NUMBERS.items():
+        number = _number(path, f"{table}.{key}", _table(path, content, table).get(key))
+        fields[field] = unit / number if key.endswith("_per_s") else unit * number
     return HostsMachine(name=str(content.get("name", path.stem)), **fields)
 
 

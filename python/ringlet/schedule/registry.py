@@ -36,14 +36,7 @@ from typing import Any
 import ringlet._C as _C
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import files, msccl
-from ringlet.schedule.collectives import (
-    BLOCKED,
-    COLLECTIVES,
-    ROOTED,
-    input_chunks,
-    output_chunks,
-    required_parts,
-)
+from ringlet.schedule.collectives import BLOCKED, COLLECTIVES, ROOTED, required_parts
 from ringlet.schedule.data import Round, Schedule, ScheduleError, Step
 from ringlet.schedule.hosts import numbered
 from ringlet.schedule.packed import packed, unpacked
@@ -112,7 +105,7 @@ class Algorithm:
         if self.order != "none" and len(set(on_hosts)) > 1:
             return self._ordered(world, root, on_hosts)
         ranks = tuple(self._rounds(rank, world, root, on_hosts) for rank in range(world))
-        return assembled(self, ranks, self.parts_of(world), root, on_hosts)
+        return self._assembled(ranks, self.parts_of(world), root, on_hosts)
 
     def parts_of(self, world: int) -> int:
         """The number of chunks of the schedule's buffer."""
@@ -146,7 +139,13 @@ class Algorithm:
         made = plain.schedule(world, rank_at.index(root))
         positions = [packed(rounds, rank_at[p]) for p, rounds in enumerate(made.ranks)]
         ranks = map(unpacked, _C.relabelled(self.collective, made.parts, positions, rank_at))
-        return assembled(self, tuple(ranks), made.parts, root, hosts)
+        return self._assembled(tuple(ranks), made.parts, root, hosts)
+
+    def _assembled(
+        self, ranks: tuple[tuple[Round, ...], ...], parts: int, root: int, hosts: tuple[int, ...]
+    ) -> Schedule:
+        on_hosts = hosts if len(set(hosts)) > 1 else ()
+        return Schedule.of_rounds(self.collective, parts, ranks, root, self.name, on_hosts)
 
 
 def algorithm(
@@ -196,18 +195,6 @@ def written(collective: str, name: str, function: Callable[..., Rounds], parts: 
         raise InvalidUsage(f"{what}: a {collective} has a root: give the function a parameter root")
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Algorithm(collective, name, function, parts, order, summary, _origin(function))
-
-
-def assembled(
-    made: Algorithm, ranks: tuple[tuple[Round, ...], ...], parts: int, root: int, hosts: tuple[int, ...]
-) -> Schedule:
-    """The schedule of all ranks' rounds."""
-    world = len(ranks)
-    places = [(made.collective, rank, world, root, parts) for rank in range(world)]
-    inputs = tuple(input_chunks(*place) for place in places)
-    outputs = tuple(output_chunks(*place) for place in places)
-    on_hosts = hosts if len(set(hosts)) > 1 else ()
-    return Schedule(made.name, made.collective, world, root, parts, ranks, inputs, outputs, on_hosts)
 
 
 def _check_place(collective: str, world: int, root: int, hosts: Sequence[int] | None) -> None:
