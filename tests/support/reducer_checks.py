@@ -234,6 +234,19 @@ def an_interrupted_backward(rank, world):
 
 
 @check
+def what_an_interrupted_backward_leaves_is_averaged(rank, world):
+    """Also if the next backward of no rank reaches these parameters."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    GradientReducer(model, group=dist.new_group(), find_unused_parameters=True)
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    expected = model[1].weight.grad.clone()
+    dist.all_reduce(expected)
+    model[0](data(rank)).sum().backward()
+    torch.testing.assert_close(model[1].weight.grad, expected / world)
+
+
+@check
 def different_models_are_refused_by_rank_and_name(rank, world):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5 if rank == 1 else 4))
     with pytest.raises(InvalidUsage, match=r"rank 0 has 'parameter 1\.weight .*\[4, 4\].*, rank 1 has .*\[5, 4\]"):

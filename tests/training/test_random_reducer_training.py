@@ -329,6 +329,8 @@ class Training(Pieces):
         self.zero_grad("none")
         if self.options["static_graph"] or (self.merge is not None and self.merge.k > 1):
             return
+        if self.strict and self.in_backward:  # those that are not refused have stepped, so ranks differ from then on
+            return
         skips: list[set[int]] = [set()] * self.world
         if self.strict:
             missing = self.lot.sample(range(self.world), self.lot.randint(1, self.world))

@@ -392,6 +392,9 @@ class Reduction(Trainer[ReducerBackward], Joinable):
             refusals.refuse_stopped(dist.get_rank(self._group), record.launches.sent, len(record.states), "buckets")
         if merge is not None:
             merge.abandon(had_arrived)
+        elif self._options.used_change:  # what it has left in `.grad` is averaged with the next gradients
+            for index in record.timeline.arrivals:
+                self._used[index] = 1
 
     def _idle(self) -> None:
         super()._idle()
