@@ -262,4 +262,7 @@ def test_a_program_that_loses_a_rank(pool, tmp_path, transport, world):
             map(str, others)
         )
         assert [one.value[0] for one in others] == ["PeerLost"] * (world - 1), "\n".join(map(str, others))
-        assert max(one.value[2] for one in others) < KNOWN_WITHIN_SECONDS
+        assert max(one.value[2] for one in others) < KNOWN_WITHIN_SECONDS, (
+            seed,
+            "\n".join(str(one.value) for one in others),
+        )

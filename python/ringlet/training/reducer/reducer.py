@@ -201,7 +201,7 @@ class GradientReducer(Reduction):
         self._check_stopped()
         if self._merge is not None:
             self._merge.check_closed("flush()")
-        if any(self._used):
+        if self._options.delay and any(self._used):
             raise InvalidUsage(
                 "flush() after a backward inside no_sync(): its gradients are not reduced yet: call flush() before it, "
                 "or after the backward that reduces"
