@@ -228,6 +228,10 @@ WRONG = {
         made([[[("send", (r + 1) % 3, 0, 0), ("recv", (r + 2) % 3, 0, 0)]] for r in range(3)], "barrier"),
         0, 0, None, "without having heard of rank 1",
     ),
+    "a barrier that carries chunks": (
+        made([[[("send", (r + 1) % 2, 0, 1), ("recv", (r + 1) % 2, 0, 1)]] for r in range(2)], "barrier"),
+        0, 0, 0, "the messages of a barrier carry no chunks",
+    ),
     "more rounds than the closed form": (
         dataclasses.replace(RING, ranks=(RING.ranks[0] + (Round(()),), *RING.ranks[1:])),
         0, 4, None, "5 rounds", "closed form says 4",

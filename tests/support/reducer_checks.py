@@ -237,9 +237,10 @@ def an_interrupted_backward(rank, world):
 def what_an_interrupted_backward_leaves_is_averaged(rank, world):
     """Also if the next backward of no rank reaches these parameters."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    GradientReducer(model, group=dist.new_group(), find_unused_parameters=True)
+    reducer = GradientReducer(model, group=dist.new_group(), find_unused_parameters=True)
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    assert not reducer.flush(), "it hands nothing over without delay=1"
     expected = model[1].weight.grad.clone()
     dist.all_reduce(expected)
     model[0](data(rank)).sum().backward()

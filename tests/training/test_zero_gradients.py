@@ -86,6 +86,12 @@ def test_torch_clips_whole_gradients_beside_sharded_ones(rank, world, foreach):
         for clip in (clip_norm, lambda parameters, foreach: nn.utils.clip_grad_value_(parameters, 1e-3, foreach)):
             found, expected = (clip(module.parameters(), foreach=foreach) for module in (zero.module, alone))
             torch.testing.assert_close(found, expected, **ROUNDING)
+        if stage < 3:  # a step by hand is refused before it changes anything
+            parameters = [zero.module.positions, *zero.module.blocks.parameters()]
+            before = [p.detach().clone() for p in parameters]
+            with torch.no_grad(), pytest.raises(ringlet.InvalidUsage, match="each rank holds a part of it only"):
+                torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-0.5)
+            assert all(map(torch.equal, parameters, before))
         assert zero.step()
         torch.optim.SGD(alone.parameters(), lr=0.5).step()
         assert_same(alone, zero, **ROUNDING)

@@ -63,8 +63,9 @@ class Changes:
         else:
             self._refuse_other_parameters()
             self._refuse_shared()
-        if self.pending():
-            self._keep(self._written(), [])
+        written = self._written()
+        if any(yes for _, yes in written):
+            self._keep(written, [])
         self._watch.take()
 
     def refuse_frozen(self) -> None:

@@ -103,7 +103,7 @@ class ShardedGradient(torch.Tensor):
             ]
         if called in _ELEMENTWISE and isinstance(args[0], cls):
             return args[0].shown.change(args[0], func, args[1:], kwargs)
-        if called in _FOREACH:
+        if called in _FOREACH and any(isinstance(g, cls) for g in args[0]):
             for index, gradient in enumerate(args[0]):
                 each = [arg[index] if isinstance(arg, (list, tuple)) else arg for arg in args[1:]]
                 if isinstance(gradient, cls):
