@@ -34,24 +34,25 @@ struct PullSource {
   bool raw;
 };
 
-/// A plan on the device; gpu/pull_program.h makes it.
+/// A plan on the device, which gpu/pull_program.h makes, and how it cuts a call.
 struct PullProgram {
   const PullStep* steps;
   const PullSource* sources;
   int step_count;
   int source_count;
-  int body;  // steps from here on belong to a block's last piece only
+  int body;       // steps from here on belong to a block's last piece only
+  size_t width;   // elements of a piece in every chunk
+  size_t pieces;  // a barrier has one of nothing
 };
 
 struct PullArgs : PullRanks {
   PullProgram staged;
-  PullProgram in_place;  // for when all ranks' tensors are in their heaps; no steps: this rank's are not
+  PullProgram in_place;  // for when all ranks' tensors are in their heaps, where no staging buffer limits a piece; no
+                         // steps: this rank's are not
   size_t parts;
   size_t length;  // elements of a chunk ...
   size_t longer;  // ... of which the first so many have one more
   size_t size;    // bytes of an element
-  size_t width;   // elements of a piece in every chunk
-  size_t pieces;  // a barrier has one of nothing
   double scale;   // premul_sum's, of this rank
   int divisor;    // of finished sums
   bool premul;
@@ -85,16 +86,16 @@ class PullInterpreter : PullMeeting<Block> {
   RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : Meeting(args, block), args_(args) {}
 
   RINGLET_BOTH void run() {
-    if (!Meeting::begin()) return;
     const auto blocks = static_cast<size_t>(args_.blocks), mine = static_cast<size_t>(block_.index());
+    if (!Meeting::begin() || mine >= args_.staged.pieces) return;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
       shared().outputs[args_.rank] = args_.output;
       shared().skews[args_.rank] = static_cast<uint8_t>(args_.call.skew);
     });
-    for (size_t piece = mine; piece < args_.pieces; piece += blocks) {
-      begin_ = piece * args_.width;
-      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return Meeting::give_up();
+    // In place there may be fewer pieces than blocks that have met: these have one of nothing.
+    for (size_t piece = mine; piece == mine || piece < cut().pieces; piece += blocks) {
+      if (!run_piece(piece, piece == mine)) return Meeting::give_up();
       ++epoch_;
     }
     if (reads_in_place_) Meeting::look_back();
@@ -113,6 +114,8 @@ class PullInterpreter : PullMeeting<Block> {
   using Meeting::wait_for_all;
   using Meeting::wait_together;
 
+  RINGLET_BOTH const PullProgram& cut() const { return reads_in_place_ ? args_.in_place : args_.staged; }
+
   // The same cut as base/partition.h; the host has divided.
   RINGLET_BOTH size_t offset(size_t chunk) const {
     return chunk * args_.length + (chunk < args_.longer ? chunk : args_.longer);
@@ -120,7 +123,7 @@ class PullInterpreter : PullMeeting<Block> {
   RINGLET_BOTH size_t piece_elements(size_t chunk) const {
     const size_t length = args_.length + (chunk < args_.longer ? 1 : 0);
     const size_t rest = length <= begin_ ? 0 : length - begin_;
-    return rest < args_.width ? rest : args_.width;
+    return rest < cut().width ? rest : cut().width;
   }
 
   RINGLET_BOTH size_t place(size_t chunk) const { return (offset(chunk) + begin_) * args_.size; }
@@ -135,11 +138,13 @@ class PullInterpreter : PullMeeting<Block> {
   }
   RINGLET_BOTH static size_t past(size_t place, uint8_t skew) { return (place + skew) % kPackBytes; }
 
-  RINGLET_BOTH bool run_piece(bool first, bool last) {
+  RINGLET_BOTH bool run_piece(size_t piece, bool first) {
     to_compare_ = 0;
     // What this piece writes over is two epochs old.
     if (epoch_ > 0 && !wait_for_all(epoch_ - 1, 0)) return false;
     if (first && !begin_call()) return false;
+    begin_ = piece * cut().width;
+    const bool last = piece + static_cast<size_t>(args_.blocks) >= cut().pieces;
     const int end = last ? program_.step_count : program_.body;
     bool prepared = false;
     for (int i = 0, together = 0; i < end; i += together) {

@@ -106,8 +106,13 @@ const GpuPullExecutor::Uploaded& GpuPullExecutor::plan_for(const Algorithm& algo
     const FlatPlan flat = flatten(made->plan, setup_.rank);
     const std::byte* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
     const std::byte* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
-    made->program = {reinterpret_cast<const PullStep*>(steps), reinterpret_cast<const PullSource*>(sources),
-                     static_cast<int>(flat.steps.size()), static_cast<int>(flat.sources.size()), flat.body};
+    made->program = {reinterpret_cast<const PullStep*>(steps),
+                     reinterpret_cast<const PullSource*>(sources),
+                     static_cast<int>(flat.steps.size()),
+                     static_cast<int>(flat.sources.size()),
+                     flat.body,
+                     /*width=*/0,
+                     /*pieces=*/0};
     known = std::move(made);
   }
   return *known;
@@ -126,33 +131,30 @@ PullLayout GpuPullExecutor::layout() const {
   return layout;
 }
 
-/// How the message is cut: the same on all ranks, since it depends on nothing that differs between them.
-void GpuPullExecutor::cut(const PullPlan& plan, const Call& call, PullArgs& args) const {
-  PullLayout cut = layout();
-  args.width = std::max<size_t>(1, kPieceBytes / args.size);
+/// How a plan cuts the message: the same on all ranks, since it depends on nothing that differs between them.
+void GpuPullExecutor::cut(const PullPlan& plan, const Call& call, PullArgs& args, PullProgram& program) const {
+  program.width = std::max<size_t>(1, kPieceBytes / args.size);
   if (plan.staging_buffers > 0) {
+    const PullLayout& layout = args.layout;
     const size_t slots = 2 * args.parts;  // of an area
-    const size_t room = cut.area_bytes / slots / cuda::kPackBytes * cuda::kPackBytes;
+    const size_t room = layout.area_bytes / slots / cuda::kPackBytes * cuda::kPackBytes;
     if (room < cuda::kPackBytes + args.size) {
       const size_t area = slots * round_up(cuda::kPackBytes + args.size, cuda::kPackBytes);
       throw InvalidUsage(describe(call) + " on a GPU needs regions of at least " +
-                         std::to_string(cut.staging() + static_cast<size_t>(setup_.blocks) * 2 * area) +
+                         std::to_string(layout.staging() + static_cast<size_t>(setup_.blocks) * 2 * area) +
                          " bytes, and they have " + std::to_string(setup_.region_bytes));
     }
-    cut.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
-    args.width = (cut.slot_bytes - cuda::kPackBytes) / args.size;
+    args.layout.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
+    program.width = (args.layout.slot_bytes - cuda::kPackBytes) / args.size;
   }
   // Pieces of whole packs, so that all but a chunk's first and last elements move 16 bytes at a time.
   const size_t per_pack = std::max<size_t>(1, cuda::kPackBytes / args.size);
-  if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
+  if (program.width > per_pack) program.width = program.width / per_pack * per_pack;
   // And something for every block, but no less than its threads take at once.
   const size_t longest = args.length + (args.longer > 0 ? 1 : 0);
-  const size_t whole = (args.length * args.parts + args.longer) * args.size;
-  args.blocks = whole <= kFewBytes ? std::min(kFewBlocks, setup_.blocks) : setup_.blocks;
   const size_t share = round_up(ceil_div(longest, static_cast<size_t>(args.blocks)), per_pack);
-  args.width = std::min(args.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
-  args.pieces = std::max<size_t>(1, ceil_div(longest, args.width));
-  args.layout = cut;
+  program.width = std::min(program.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
+  program.pieces = std::max<size_t>(1, ceil_div(longest, program.width));
 }
 
 /// Whether peers can read such memory of this rank's where it lies.
@@ -228,8 +230,6 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   const bool readable = staged.ends_in_place && in_heap(call);
   PullArgs args{};
   fill(call, args);
-  args.staged = staged.program;
-  if (readable) args.in_place = plan_for(*call.algorithm, call.root, true).program;
   args.parts = static_cast<size_t>(staged.plan.parts);
   const CallLayout layout(call, {setup_.rank, setup_.world, call.root}, staged.plan.parts);
   args.length = layout.length(staged.plan.parts - 1);  // the last chunk is the shortest
@@ -238,7 +238,15 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   args.premul = call.op == ReduceOp::premul_sum;
-  cut(staged.plan, call, args);
+  const size_t whole = (args.length * args.parts + args.longer) * args.size;
+  args.blocks = whole <= kFewBytes ? std::min(kFewBlocks, setup_.blocks) : setup_.blocks;
+  args.staged = staged.program;
+  cut(staged.plan, call, args, args.staged);
+  if (readable) {
+    const Uploaded& in_place = plan_for(*call.algorithm, call.root, true);
+    args.in_place = in_place.program;
+    cut(in_place.plan, call, args, args.in_place);
+  }
   place(layout, readable, args);
   last_ = describe(call);
   // A collective that combines nothing copies bytes, which any of the kernels does.

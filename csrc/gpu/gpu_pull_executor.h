@@ -93,7 +93,7 @@ class GpuPullExecutor {
   void clear_flags() const;
   void reserve(size_t bytes);
   const std::byte* upload(const void* data, size_t bytes);
-  void cut(const PullPlan& plan, const Call& call, cuda::PullArgs& args) const;
+  void cut(const PullPlan& plan, const Call& call, cuda::PullArgs& args, cuda::PullProgram& program) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
   std::string this_rank() const;
   cuda::PullCall told_call(int rank, int block, bool low) const;

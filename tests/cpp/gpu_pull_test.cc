@@ -303,7 +303,7 @@ TEST(cut_for_all_blocks) {
     Tensors zero({all_reduce(algorithm), 2, count}, 0);
     world[0].run(zero.call, nullptr);
     launches.clear();
-    return last_args.pieces;
+    return last_args.staged.pieces;
   };
   CHECK_EQ(pieces("one_shot", 0), 1u);
   CHECK_EQ(pieces("one_shot", 1024), 1u);
@@ -311,6 +311,18 @@ TEST(cut_for_all_blocks) {
   CHECK_EQ(pieces("one_shot", 10000), 2u);  // 40 KB, with room for 64 in a staging buffer
   CHECK_EQ(pieces("two_shot", 10000), 2u);
   CHECK_EQ(pieces("one_shot", 100000), 7u);
+}
+
+/// What is read in place is cut as if there were no staging buffers, although no rank knows yet whether all others can.
+TEST(cut_in_place) {
+  World world(2, size_t{256} << 10, {true, true});
+  AllTensors tensors({all_reduce("two_shot"), 2, 100000});
+  tensors.enqueue(world);
+  CHECK_EQ(last_args.staged.pieces, 13u);
+  CHECK_EQ(last_args.in_place.pieces, 4u);
+  execute();
+  CHECK(!world.regions.staged(0));
+  tensors.check(" cut in place");
 }
 
 /// `auto` goes by the rules that the group was given.
