@@ -28,11 +28,12 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ringlet.bench import report, results
+from ringlet.bench import results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page import facts
 from benchmarks.thresholds import agreed
 
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
@@ -123,7 +124,7 @@ def write(folder: Path, lines: list[str], load: float, options: argparse.Namespa
     name = meta["machine"]["name"]
     text = [f"# Asynchronous calls against synchronous ones on {name}, {str(meta['date'])[:10]}", ""]
     text += [
-        *report.facts(meta),
+        *facts(meta),
         "",
         PAGE.format(rounds=options.rounds, long=LONG_US, through=", through TCP on loopback" if options.apart else ""),
         *lines,

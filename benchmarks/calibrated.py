@@ -23,11 +23,12 @@ from pathlib import Path
 import torch
 
 import ringlet
-from ringlet.bench import report, results
+from ringlet.bench import results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page import facts
 from benchmarks.thresholds import agreed, calibration, in_turns, seconds_a_call
 
 SIZES = tuple(4096 << shift for shift in range(0, 15))  # 4 KiB to 64 MiB
@@ -94,7 +95,7 @@ def write(folder: Path, table: str, lines: list[str], load: float, rounds: int) 
     meta = results.circumstances(load)
     name = meta["machine"]["name"]
     text = [f"# Calibrated sizes against the built-in ones on {name}, {str(meta['date'])[:10]}", ""]
-    text += ["Written by `benchmarks/calibrated.py`.", "", *report.facts(meta), "", "The table:", "", "```"]
+    text += ["Written by `benchmarks/calibrated.py`.", "", *facts(meta), "", "The table:", "", "```"]
     text += [table.rstrip(), "```", ""]
     text += [
         f"All-reduce of float32, 2 ranks, {rounds} rounds. Times are medians in µs, ratios are of the time with the"

@@ -28,11 +28,12 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.bench import report, repository, results
+from ringlet.bench import repository, results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page import facts
 from benchmarks.thresholds import agreed, in_turns, seconds_a_call, table_line
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
@@ -130,7 +131,7 @@ def distance(rank: int) -> float:
 def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
     meta = results.circumstances(load)
     name = meta["machine"]["name"]
-    text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
+    text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *facts(meta), ""]
     text += [
         f"All-reduce of float32 with `auto`, and a message there and back, 2 ranks, {rounds} rounds a start. Ratios",
         "are within a round: median (least to most). `by time`: the ranks try which way is quicker. `cached`:",

@@ -26,9 +26,11 @@ from statistics import median
 import torch
 
 import ringlet
-from ringlet.bench import report, repository, results
+from ringlet.bench import repository, results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 SIZES = (8, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 BYTES = 32 << 20  # of a sample, if that takes no more than MOST calls
@@ -122,9 +124,11 @@ def distance(rank: int) -> float:
 
 
 def write(folder: Path, lines: list[str], load: float) -> None:
+    from benchmarks.page import facts  # which the ranks of another build cannot import
+
     meta = results.circumstances(load)
     name = meta["machine"]["name"]
-    text = [f"# Messages between two ranks of {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
+    text = [f"# Messages between two ranks of {name}, {str(meta['date'])[:10]}", "", *facts(meta), ""]
     text += [
         "`send` and `recv` of float32 in ordinary memory, 2 ranks, this build and another in turns; medians over",
         "turns. A ratio is the other build's time divided by this one's. Near cores exchange a line in up to 200 ns",

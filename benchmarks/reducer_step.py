@@ -30,7 +30,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
-from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.cli import outputs
 
@@ -38,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.clusters import Cluster, read_cluster
 from benchmarks.hosts import Hosts
+from benchmarks.page import facts
 
 from char_transformer import CharTransformer, Size, Text, loss_of
 

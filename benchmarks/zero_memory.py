@@ -24,12 +24,14 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page import facts
+
 from char_transformer import CharTransformer, Size, Text, loss_of
 
 STAGES = (1, 2, 3)

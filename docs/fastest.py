@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.page import read
+
 from ringlet import _C
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.results import read
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.cost import Predictor, cost
 from ringlet.schedule.hosts import parse_hosts

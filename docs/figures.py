@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.clusters import Cluster
+from benchmarks.page import read
 from benchmarks.uplinks import stream_times, uplink_factor
 
 from ringlet.bench.cases import Config, format_bytes
-from ringlet.bench.results import Comparison, Meta, Row, compare, config_of, read
+from ringlet.bench.results import Comparison, Meta, Row, compare, config_of
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MAIN = "2026-11-22-intel-xeon-2-cores-main"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks import machine_limit
+from benchmarks import machine_limit, page
 from benchmarks.clusters import read_cluster
 
 from ringlet.bench import report, repository, results
@@ -57,10 +57,10 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor("broadcast", 4) == bus_factor("reduce", 4) == 1.0
 
 
-def test_flags_override_the_sweep_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text('worlds = [4, 8]\npeers = ["gloo"]\nend_bytes = "1M"\nrounds = 7\n')
-    sweep = build_sweep(parse("--sweep", str(file), "--nproc", "2", "-c", "0"))
+def test_options_override_those_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.args"
+    file.write_text("# mine\n--world 4,8  # two worlds\n--peers gloo -e 1M\n\n--rounds 7\n")
+    sweep = build_sweep(parse(f"@{file}", "--nproc", "2", "-c", "0"))
     assert (sweep.worlds, sweep.peers, sweep.end_bytes, sweep.rounds, sweep.check) == (
         (2,),
         ("gloo",),
@@ -68,19 +68,19 @@ def test_flags_override_the_sweep_file(tmp_path: Path) -> None:
         7,
         False,
     )
-    file.write_text("check = false\nalgorithms = []\n")
-    assert (build_sweep(parse("--sweep", str(file))).check, build_sweep(parse("--sweep", str(file))).algorithms) == (
-        False,
-        (),
-    )
-    file.write_text("ronuds = 7\n")
-    with pytest.raises(BenchError, match="ronuds"):
-        build_sweep(parse("--sweep", str(file)))
+    file.write_text("--ronuds 7\n")
+    with pytest.raises(SystemExit):
+        bench(f"@{file}")
+    with pytest.raises(SystemExit):
+        bench(f"@{tmp_path}/missing.args")
+    told = capsys.readouterr().err
+    assert "--ronuds: no such option; did you mean --rounds?" in told and "No such file" in told
 
 
-@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks" / "sweeps").glob("*.toml")])
-def test_shipped_sweeps_are_valid(name: str) -> None:
-    sweep = build_sweep(parse("--sweep", name))
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks" / "sweeps").iterdir()])
+def test_shipped_sweeps_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    sweep = build_sweep(parse(f"@benchmarks/sweeps/{name}.args"))
     assert any(config.library == "ringlet" for config in sweep.configs())
     assert any(config.library != "ringlet" for config in sweep.configs())
 
@@ -318,7 +318,7 @@ def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file, usable = tmp_path / "all.jsonl", os.sched_getaffinity(0)
     flags = ["--world", f"2,{len(usable) + 1}", "--collective", "all_reduce,barrier", "--peers", "limit"]
     flags += ["--memory", "ordinary", "-b", "4", "-e", "64K", "-f", "16384", "--rounds", "2", "--ms", "1"]
-    assert bench(*flags, "--json", str(file), "--report", str(tmp_path / "report.md")) == 0
+    assert bench(*flags, "--json", str(file)) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert {tuple(row) for row in rows} == {results.KEYS}
     found = [row for row in rows if row["library"] == "limit"]
@@ -329,7 +329,7 @@ def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     collectives = ("all_reduce", "barrier")
     assert sorted(meta["refused"]) == [f"limit, {one}, {len(usable) + 1} ranks" for one in collectives]
     assert "p50/limit" in capsys.readouterr().out
-    assert "a line there and back" in (tmp_path / "report.md").read_text()
+    assert "a line there and back" in page.markdown(rows, meta)
     assert os.sched_getaffinity(0) == usable
 
 
@@ -343,10 +343,10 @@ def test_a_limit_that_cannot_be_measured_is_refused(monkeypatch) -> None:
 # ---- end to end
 
 
-def test_gloo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gloo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out" / "all.jsonl"
     flags = ["--algorithms", "none", "--peers", "gloo", "-b", "4", "-e", "4K", "-f", "32", "--rounds", "2", "--ms", "1"]
-    assert bench(*flags, "--json", str(file), "--report", str(tmp_path / "report.md")) == 0
+    assert bench(*flags, "--json", str(file)) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [tuple(row) for row in rows] == [results.KEYS] * 6
     assert {(row["bytes"], row["count"], row["round"]) for row in rows} == {
@@ -356,11 +356,12 @@ def test_gloo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     meta = json.loads(file.with_suffix(".meta.json").read_text())
     assert meta["machine"]["cores"] >= 1 and meta["commit"] and "gloo" in meta["versions"]
     assert "busbw" in capsys.readouterr().out
-    page = (tmp_path / "report.md").read_text()
-    assert "| hardware |" in page and "| commit |" in page and "| command |" in page
-    again = tmp_path / "again.md"
-    assert bench("--from", str(file), "--report", str(again)) == 0
-    assert again.read_text() == page
+    written = tmp_path / "report.md"
+    monkeypatch.setattr(sys, "argv", ["page.py", str(file), "--page", str(written)])
+    page.main()
+    assert "busbw" in capsys.readouterr().out
+    text = written.read_text()
+    assert "| hardware |" in text and "| commit |" in text and "| command |" in text
 
 
 def test_every_collective_end_to_end() -> None:
@@ -421,7 +422,7 @@ def test_a_run_that_breaks_off_leaves_no_circumstances_of_another(tmp_path: Path
     with pytest.raises(KeyboardInterrupt), results.recorder(file) as record:
         record(a_row("gloo", 1.0, 0, uplink_bytes=None))
         raise KeyboardInterrupt
-    rows, meta = results.read(file)
+    rows, meta = page.read(file)
     assert len(rows) == 1 and meta == {}
 
 
@@ -430,11 +431,15 @@ def test_two_files_of_rows_do_not_share_their_circumstances(tmp_path: Path) -> N
     assert found == {"a.meta.json", "a.json.meta.json", "a.txt.meta.json", "b.meta.json"}
 
 
-def test_wrong_elements_fail_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "wrong.jsonl"
-    file.write_text(json.dumps(a_row("ringlet", 1.0, 0, wrong=3)) + "\n")
-    assert bench("--from", str(file)) == 1
-    assert "3 wrong elements" in capsys.readouterr().err
+@pytest.mark.parametrize("order", [(0, 7, None), (None, 7, 0), (7, None, 0)])
+def test_wrong_elements_of_any_round_fail_the_command(
+    order: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [a_row("ringlet", 1.0, round_, wrong=wrong) for round_, wrong in enumerate(order)]
+    monkeypatch.setattr(bench_cli, "run", lambda sweep, seen: Outcome(rows))
+    assert bench("--peers", "none") == 1
+    told = capsys.readouterr()
+    assert "7 wrong elements" in told.err and "n/a" not in told.out
 
 
 # ---- what goes wrong

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks import page
 
-from ringlet.bench import report, results
+from ringlet.bench import results
 from ringlet.bench.cases import Sweep
 from ringlet.bench.ranks.case import CALLS
 from ringlet.bench.run import run
@@ -27,9 +28,9 @@ def test_every_call_of_torch_beside_gloo(tmp_path: Path) -> None:
         (collective, one, [0 if collective == "barrier" else 4096]) for collective in CALLS for one in memory
     )
     assert list(dict.fromkeys(one.call.collective for one in found)) == list(CALLS)
-    page = report.markdown(outcome.rows, {})
-    assert f"# {len(CALLS)} collectives on" in page and "all_to_all_list auto, allocator, via torch" in page
-    means = [line for line in page.splitlines() if line.startswith("| of all collectives |")]
+    written = page.markdown(outcome.rows, {})
+    assert f"# {len(CALLS)} collectives on" in written and "all_to_all_list auto, allocator, via torch" in written
+    means = [line for line in written.splitlines() if line.startswith("| of all collectives |")]
     assert len(means) == 1 and means[0].count("x") == 2, "one for each memory"
     pytest.importorskip("matplotlib")
     from ringlet.bench.plot import plot

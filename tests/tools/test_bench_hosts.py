@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import hosts
+from benchmarks import hosts, page
 from benchmarks.clusters import Cluster
 from benchmarks.uplinks import busiest_uplink, over_stream, stream_times, uplink_factor
 
@@ -18,6 +18,7 @@ from ringlet.bench.run import run
 from ringlet.cli import bench as cli
 from ringlet.cli.main import main, make_parser
 
+ROOT = Path(__file__).parents[2]
 PAIR = Cluster(2, uplink_mbit=1000)
 SMALL = Sweep(
     worlds=(2,), hosts=PAIR, algorithms=(), memory=("ordinary",), peers=("stream", "gloo"),
@@ -99,8 +100,7 @@ def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file, described = tmp_path / "all.jsonl", tmp_path / "pair.toml"
     described.write_text("hosts = 2\nuplink_mbit = 1000\n")
     flags = ["--algorithms", "none", "--peers", "stream,gloo", "-b", "4", "-e", "256K", "-f", "65536"]
-    outputs = ["--json", str(file), "--report", str(tmp_path / "page.md")]
-    assert bench("--cluster", str(described), *flags, "--rounds", "2", "--ms", "1", *outputs) == 0
+    assert bench("--cluster", str(described), *flags, "--rounds", "2", "--ms", "1", "--json", str(file)) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [tuple(row) for row in rows] == [results.KEYS] * 8
     for row in rows:  # a collective of two hosts sends the buffer once each way; so does a stream one way
@@ -110,8 +110,8 @@ def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert meta["cluster"]["hosts"] == 2 and meta["cluster"]["name"] == "pair"
     (table,) = report.uplinks(rows, meta)
     assert [line[0] for line in table.rows] == ["gloo", "gloo"] and all(line[-1].endswith("%") for line in table.rows)
-    page = (tmp_path / "page.md").read_text()
-    assert "| emulated cluster | 2 hosts x 1 rank, uplinks 1000 Mbit/s" in page and table.title in page
+    written = page.markdown(rows, meta)
+    assert "| emulated cluster | 2 hosts x 1 rank, uplinks 1000 Mbit/s" in written and table.title in written
     assert "busiest uplink" in capsys.readouterr().out
 
 
@@ -141,11 +141,13 @@ def test_a_rank_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch):
         run(replace(SMALL, peers=("gloo",)))
 
 
-def test_a_sweep_may_name_its_hosts():
+def test_a_sweep_may_name_its_hosts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
     parser, _ = make_parser()
-    named = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention"]))
+    sweep = "@benchmarks/sweeps/contention.args"
+    named = cli.build_sweep(parser.parse_args(["bench", sweep]))
     assert named.hosts and (named.hosts.name, named.worlds) == ("4x2-block", (8,))
-    other = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention", "--cluster", "2x4-cyclic"]))
+    other = cli.build_sweep(parser.parse_args(["bench", sweep, "--cluster", "benchmarks/clusters/2x4-cyclic.toml"]))
     assert other.hosts and (other.hosts.name, other.worlds) == ("2x4-cyclic", (8,))
     assert other.hosts.numbering == "cyclic" and other.peers == ("stream",)
 
@@ -162,8 +164,9 @@ def test_what_does_not_fit_a_cluster_is_refused():
 
 def test_the_command_says_why_hosts_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(hosts, "why_not", lambda: "emulated hosts need root")
-    assert bench("--cluster", "4x1", "--peers", "gloo") == 2
-    assert bench("--cluster", "4x1", "--nproc", "8", "--peers", "gloo") == 2
-    assert bench("--cluster", "no-such-cluster", "--peers", "gloo") == 2
+    cluster = ("--cluster", str(ROOT / "benchmarks/clusters/4x1.toml"), "--peers", "gloo")
+    assert bench(*cluster) == 2
+    assert bench(*cluster, "--nproc", "8") == 2
+    assert bench("--cluster", "no-such-cluster.toml", "--peers", "gloo") == 2
     said = capsys.readouterr().err
-    assert "need root" in said and "has 4 ranks" in said and "'no-such-cluster' is none of the clusters" in said
+    assert "need root" in said and "has 4 ranks" in said and "no-such-cluster.toml: No such file" in said

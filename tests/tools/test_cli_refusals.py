@@ -65,13 +65,12 @@ FUZZ = [
     *[("bench", flag, value) for flag in ("--ms", "--timeout") for value in (*NUMBERS, "0", "-1")],
     *[("bench", flag, value) for flag in ("--algorithm", "--collective", "--memory", "--via") for value in NAMES],
     *[("bench", flag, value) for flag in ("--dtype", "-d", "--op", "-o") for value in ("", "foo", "all", "float,half")],
-    *[("bench", flag, value) for flag in ("--device", "--transport", "--sweep", "--cluster") for value in ("", "x")],
+    *[("bench", flag, value) for flag in ("--device", "--transport", "--cluster") for value in ("", "x")],
     ("bench", "-c", ""), ("bench", "-c", "2"),
-    *[("bench", "--from", value) for value in ("", ".", "missing.jsonl")],
     *[("bench", flag) for flag in ("-b", "--json", "--world", "--nonsense", "-g", "surplus")],
     *[("bench", "--plot", value) for value in ("", ".", "/dev/null/x.svg", "x.foo", "x", ".svg")],
     *[("bench", "--json", value) for value in ("", ".", "/dev/null/x")],
-    *[("bench", "--report", value) for value in ("", "/dev/null/x.md", "x.foo")],
+    *[("bench", value) for value in ("@", "@missing.args", "@.")],
     ("bench", "-b", "2K", "-e", "1K"), ("bench", "-f", "1"), ("bench", "-w", "0"), ("bench", "--rounds", "0"),
     ("bench", "--peers", "foo"), ("bench", "--peers", "nccl"), ("bench", "--json", "same.svg", "--plot", "same.svg"),
     ("bench", "--collective", "broadcast", "--algorithm", "ring"),
@@ -136,11 +135,10 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("bench", "--algoritm", "ring"), "--algoritm: no such option; did you mean --algorithm?"),
         (("bench", "-b", "1Q"), "argument -b: '1Q' is not a size from 1 to 1024G: write 4, 64K, 256M or 1GiB"),
         (("bench", "--worlds", "0"), "argument --world: '0' is not a list of worlds"),
-        (("bench", "--sweep", "mian"), "'mian' is none of the sweeps "),
+        (("bench", "@mian.args"), "No such file or directory: 'mian.args'"),
         (("bench", "--plot", "x.foo"), "'x.foo' must end in .svg or .png or .pdf"),
         (("bench", "--algorithm", "foo"), "--algorithm: 'foo' is not one of all_reduce's: auto, ring"),
         (("bench", "-g", "8"), "one process for each rank, on a GPU of its own where --device is cuda: give --world N"),
-        (("bench", "--from", "x", "--json", "y"), "--from only reads results"),
         (("draw",), "give one algorithm, for example: ringlet draw ring"),
         (("draw", "rign"), "; did you mean ring?"),
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
@@ -186,80 +184,10 @@ def test_what_the_environment_says_of_transports_is_checked_too(idle, capsys, mo
         assert "RINGLET_TRANSPORT must be one of auto" in refusal(capsys, *words)
 
 
-RESULTS = ("", "{}", "[1]", "{", "null", "\x00", "[" * 100_000, '{"library": 5}')
-ROW = (
-    '{"library": "gloo", "collective": "all_reduce", "algorithm": "default", "transport": "tcp", "memory": "ordinary", '
-    '"via": "torch", "world": 2, "bytes": 4, "count": 1, "dtype": "float32", "op": "sum", "time_us_min": 1, '
-    '"time_us_p50": P50, "time_us_p99": 3, "algbw_gbps": 1, "busbw_gbps": 1, "wrong": 0, "round": 0}'
-)
-
-
-@pytest.mark.parametrize("text", [*RESULTS, *(ROW.replace("P50", bad) for bad in ("0", "-1", "NaN", '"2"', "null"))])
-def test_files_that_hold_no_results(text, idle, capsys):
-    (idle / "rows.jsonl").write_text(text)
-    assert "--from: " in refusal(capsys, "bench", "--from", "rows.jsonl", "--plot", "x.svg")
-    (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
-    (idle / "rows.meta.json").write_text('{"machine": 5}')
-    assert "rows.meta.json is not as `ringlet bench" in refusal(capsys, "bench", "--from", "rows.jsonl")
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [
-        '{"cluster": {"hosts": 2, "bogus": 1}}',
-        '{"cluster": {"hosts": "2"}}',
-        '{"cluster": {"numbering": "block"}}',
-        '{"limit": {"memory_bytes": 1}}',
-        '{"limit": 5}',
-        '{"machine": {"cores": "two"}}',
-        "[]",
-    ],
-)
-def test_circumstances_that_cannot_be(meta, idle, capsys):
-    (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
-    (idle / "rows.meta.json").write_text(meta)
-    assert "--from: rows.jsonl or rows.meta.json is not as " in refusal(
-        capsys, "bench", "--from", "rows.jsonl", "--report", "x.md"
-    )
-
-
-@pytest.mark.parametrize("order", [("0", "7", "null"), ("null", "7", "0"), ("7", "null", "0")])
-def test_rounds_that_were_checked_and_rounds_that_were_not(order, idle, capsys):
-    row = ROW.replace("P50", "2")
-    rows = [row.replace('"wrong": 0', f'"wrong": {wrong}').replace('"round": 0', f'"round": {place}')
-            for place, wrong in enumerate(order)]  # fmt: skip
-    (idle / "rows.jsonl").write_text("\n".join(rows))
-    (idle / "rows.meta.json").write_text('{"cluster": {"hosts": 2}}')
-    assert main(("bench", "--from", "rows.jsonl")) == 1
-    told = capsys.readouterr()
-    assert "7 wrong elements" in told.err and "n/a" not in told.out
-
-
-SWEEPS = (
-    *(
-        f"{key} = {value}"
-        for key in ("worlds", "rounds", "begin_bytes", "peers", "op")
-        for value in ("{}", "[]", '"?"')
-        if (key, value) != ("peers", "[]")  # none
-    ),
-    *(
-        "rounds = -1",
-        "check = 7",
-        "sample_ms = nan",
-        "hosts = 4",
-        "algorithms = [1]",
-        "x = 1",
-        "= 1",
-        "\x00",
-        "worlds = 1.5",
-    ),
-)
-
-
-@pytest.mark.parametrize("text", SWEEPS)
-def test_sweep_files_are_checked_as_flags_are(text, idle, capsys):
-    (idle / "mine.toml").write_text(text)
-    refusal(capsys, "bench", "--sweep", "mine.toml")
+@pytest.mark.parametrize("text", ["--rounds -1", "--world", "-b 1K\n-e 1", "x", "--nonsense 1", "\x00", "\x80", '"'])
+def test_files_of_options_are_checked_as_options_are(text, idle, capsys):
+    (idle / "mine.args").write_bytes(text.encode("latin-1"))
+    refusal(capsys, "bench", "@mine.args")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Results for people: a table in nccl-tests' columns, the summary of ratios, and the results page in Markdown.
+"""Results for people: a table in nccl-tests' columns, and the summary of ratios.
 
 Times are in microseconds and bandwidths in GB/s (10^9), medians over rounds of the median and the 99th percentile of
 a measurement.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from . import repository
 from .cases import LIMIT, MPI_PEERS, Config, format_bytes
-from .results import Call, Comparison, Meta, Row, by_call, compare, config_of, relative_to, wrong_elements
+from .results import Call, Comparison, Meta, Row, by_call, compare, config_of, relative_to
 
 
 @dataclass(frozen=True)
@@ -95,44 +95,6 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
 def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
     """On emulated hosts, one table per call that moves data: the bytes on the busiest uplink."""
     return repository.module("uplinks").tables(rows, meta) if meta.get("cluster") else []
-
-
-def markdown(rows: list[Row], meta: Meta) -> str:
-    """The results page: circumstances, then the summary, then every measurement."""
-    collectives = list(dict.fromkeys(row["collective"] for row in rows))
-    what = collectives[0] if len(collectives) == 1 else f"{len(collectives)} collectives"
-    lines = [f"# {what} on {meta.get('machine', {}).get('name')}, {str(meta.get('date'))[:10]}", ""]
-    lines += ["Written by `ringlet bench --report`.", "", *facts(meta), ""]
-    lines.append(
-        f"Libraries interleaved, {1 + max(row['round'] for row in rows)} rounds; wrong elements: "
-        f"{wrong_elements(rows)}. Times are medians over rounds, in microseconds; a time is the maximum over ranks. "
-        "Bandwidths in GB/s."
-    )
-    for table in [*uplinks(rows, meta), *summary(rows, meta), *measurements(rows, meta)]:
-        lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
-        lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
-        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
-    return "\n".join(lines) + "\n"
-
-
-def facts(meta: Meta, **more: str) -> list[str]:
-    """The circumstances of the figures, and remarks, as the lines of a table."""
-    machine = meta.get("machine", {})
-    told = [
-        ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
-                     f"Linux {machine.get('kernel')}"),
-        *(repository.module("uplinks").facts(meta) if meta.get("cluster") else ()),
-        ("command", f"`{meta.get('command')}`"),
-        ("commit", meta.get("commit")),
-        ("date", meta.get("date")),
-        ("load average before", meta.get("load_before")),
-        ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
-        *((f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()),
-        *(repository.module("machine_limit").facts(meta["limit"]) if meta.get("limit") else ()),
-        *((f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()),
-        *more.items(),
-    ]  # fmt: skip
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in told)]
 
 
 def _ranks(world: int, meta: Meta) -> str:

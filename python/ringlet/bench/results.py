@@ -193,23 +193,6 @@ def write_meta(path: Path, meta: Meta) -> None:
     meta_file(path).write_text(json.dumps(meta, indent=2) + "\n")
 
 
-def read(path: Path) -> tuple[list[Row], Meta]:
-    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances. BenchError if they are none."""
-    beside = meta_file(path)
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        meta = json.loads(beside.read_text()) if beside.exists() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise BenchError(f"--from: cannot read {path}: {error}") from error
-    for number, row in enumerate(rows, 1):
-        whole = isinstance(row, dict) and set(KEYS) - {"uplink_bytes"} <= row.keys()
-        if not whole or not isinstance(row["time_us_p50"], (int, float)) or not row["time_us_p50"] > 0:
-            raise BenchError(f"--from: line {number} of {path} holds no results of `ringlet bench --json`")
-    if not rows:
-        raise BenchError(f"--from: {path} holds no results of `ringlet bench --json`")
-    return rows, meta
-
-
 def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = None) -> Meta:
     """The circumstances of a figure: hardware, command, commit and versions. load: its average before the run. outcome:
     of a sweep; None: of a program with ringlet and torch."""

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, run
 from ringlet.cli import algorithm_files, options, outputs, terminal
-from ringlet.schedule.machine_file import read_toml
 from ringlet.supervisor import termination_raises
 
 _EXAMPLES = """\
 ringlet bench --algorithm ring,butterfly,two_shot -e 16M
-ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
+ringlet bench @benchmarks/sweeps/main.args --json main.jsonl --plot main.svg
 ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
 ringlet bench --algorithm ring,mine.py -e 16M
-ringlet bench --cluster 4x1 --algorithm ring,circulant -b 64K -e 16M
-ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
+ringlet bench --cluster benchmarks/clusters/4x1.toml --algorithm ring,circulant -b 64K -e 16M
 
+@FILE stands for the options in FILE. Those after it count before them.
 bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
 A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second."""
 _LESS_TELLING = ("transport", "count", "type", "redop", "algbw", "min (us)")
@@ -46,7 +44,7 @@ INSTEAD = dict.fromkeys(
     "ringlet bench starts one process for each rank, on a GPU of its own where --device is cuda: give --world N",
 ) | {
     "-n": "give --iters for the timed calls of a measurement, as nccl-tests' other name is, or --world for ranks",
-    "-o": "give --op for the operation, or --json, --plot or --report for a file",
+    "-o": "give --op for the operation, or --json or --plot for a file",
     "--hosts": "hosts here are emulated ones with links of a speed: give --cluster",
 }
 
@@ -58,17 +56,15 @@ def _switch(text: str) -> bool:
 
 
 def add_to(commands: Any) -> None:
-    """The dest of an option is the setting of `Sweep`, also in a sweep file, which counts if the option is None."""
+    """The dest of an option is the setting of `Sweep`, whose default counts if the option is None."""
     parser = options.add_command(
         commands, "bench", bench_command,
         help="measure collectives against gloo and MPI libraries",
         description="Measure a collective over message sizes, against gloo and MPI libraries, interleaved in one run.",
         examples=_EXAMPLES,
     )  # fmt: skip
-    parser.instead = INSTEAD
+    parser.instead, parser.fromfile_prefix_chars = INSTEAD, "@"
     what, how = parser.add_argument_group("what to measure"), parser.add_argument_group("how")
-    what.add_argument("--sweep", type=options.name, metavar="NAME",
-        help="settings from benchmarks/sweeps/NAME.toml, or a file; flags override them")  # fmt: skip
     options.add(what, "cluster", dest="hosts")
     options.add(what, "device", default=None,
         help="of the buffers: KNOWN (default cpu; cuda: compare with NCCL)")  # fmt: skip
@@ -103,68 +99,36 @@ def add_to(commands: Any) -> None:
     options.add(output, "json", help="write one object a line, and FILE's .meta.json beside it")
     options.add(output, "plot", type=options.file(*FORMATS),
         help=f"draw time, bus bandwidth and the ratio to the best peer ({', '.join(FORMATS)})")  # fmt: skip
-    output.add_argument("--report", type=options.file(), metavar="FILE",
-        help="write a page to FILE.md, or DATE-MACHINE.md in a folder")  # fmt: skip
-    output.add_argument("--from", dest="source", type=options.file(), metavar="FILE",
-        help="show an earlier --json, measure nothing")  # fmt: skip
-    settings = {setting.name for setting in dataclasses.fields(Sweep)}
-    parser.set_defaults(types={one.dest: one.type for one in parser._actions if one.dest in settings})
 
 
 def bench_command(args: argparse.Namespace) -> int:
     """Returns 0, or 1 for wrong elements. An Error if it cannot run, or if a rank died."""
     terminal.require_rich()
-    sweep = None if args.source else build_sweep(args)
-    if sweep:
-        require_able(sweep)
-    elif args.json:
-        raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
-    rows, meta = _earlier(args.source) if args.source else ([], {})
-    page = _check_outputs(args, meta)
-    if sweep:
-        rows, meta = measure(sweep, args.json)
+    sweep = build_sweep(args)
+    require_able(sweep)
+    if args.plot:
+        require_matplotlib()
+    beside = args.json and results.meta_file(args.json)
+    outputs.check({"--json": args.json, "--json's .meta.json": beside, "--plot": args.plot}, make_folders=True)
+    rows, meta = measure(sweep, args.json)
     if not rows:
         raise BenchError("nothing was measured")
-    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
-        terminal.print_table(
-            table.columns, table.rows, words=range(table.left), title=table.title,
-            less_telling=[name for name in _LESS_TELLING if name in table.columns],
-        )  # fmt: skip
+    show(rows, meta)
     wrong = results.wrong_elements(rows)
     if wrong:
         print(f"{wrong} wrong elements", file=sys.stderr)
     if args.plot:
         plot(rows, args.plot)
-    if page:
-        page.write_text(report.markdown(rows, meta))
-        print(f"wrote {page}", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
-    """What an earlier run has written. BenchError if it is not that, before any file is written."""
-    rows, meta = results.read(path)
-    try:
-        report.markdown(rows, meta)
-    except (BenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        files = f"{path} or {results.meta_file(path).name}"
-        raise BenchError(f"--from: {files} is not as `ringlet bench --json` writes it ({error})") from error
-    return rows, meta
-
-
-def _check_outputs(args: argparse.Namespace, meta: results.Meta) -> Path | None:
-    """Checks all files that will be written, before anything is measured. The path of the report's page."""
-    if args.plot:
-        require_matplotlib()
-    page = args.report
-    if page and page.suffix not in ("", ".md") and not page.is_dir():
-        raise BenchError(f"--report: {page} must end in .md or name a folder")
-    if page and page.suffix != ".md":
-        page = page / f"{date.today()}-{(meta.get('machine') or results.machine())['name']}.md"
-    beside = args.json and results.meta_file(args.json)
-    files = {"--json": args.json, "--json's .meta.json": beside, "--plot": args.plot, "--report": page}
-    outputs.check(files | {"--from": args.source}, make_folders=True)
-    return page
+def show(rows: list[Row], meta: results.Meta) -> None:
+    """Prints the tables."""
+    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
+        terminal.print_table(
+            table.columns, table.rows, words=range(table.left), title=table.title,
+            less_telling=[name for name in _LESS_TELLING if name in table.columns],
+        )  # fmt: skip
 
 
 def require_able(sweep: Sweep) -> None:
@@ -201,11 +165,11 @@ def require_device(sweep: Sweep) -> None:
 
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
-    """Takes defaults, then the sweep file, then flags. Without --peers, all that are installed."""
-    chosen = _read_sweep(args) if args.sweep else {}
-    chosen |= {name: getattr(args, name) for name in args.types if getattr(args, name) is not None}
+    """Takes defaults, then options. Without --peers, all that are installed."""
+    given = {setting.name: getattr(args, setting.name, None) for setting in dataclasses.fields(Sweep)}
+    chosen = {name: value for name, value in given.items() if value is not None}
     if "hosts" in chosen:
-        chosen["hosts"] = named_cluster(chosen["hosts"])
+        chosen["hosts"] = cluster_of(chosen["hosts"])
         chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
     if chosen.get("device", "cpu") != "cpu":
         chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
@@ -216,40 +180,9 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
     return Sweep(**chosen)
 
 
-def _read_sweep(args: argparse.Namespace) -> dict[str, Any]:
-    """A sweep file's settings, each checked as its flag would be."""
-    path = named_file("sweeps", args.sweep)
-    found = {}
-    for key, value in read_toml(path).items():
-        if key not in args.types:
-            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(args.types))}")
-        word = ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-        try:
-            found[key] = args.types[key](str(int(value)) if isinstance(value, bool) else word)
-        except argparse.ArgumentTypeError as error:
-            raise BenchError(f"{path}: {key}: {error}") from error
-    return found
-
-
-def named_cluster(name: str) -> Any:
-    """The Cluster of benchmarks/clusters.py that a name or a file describes. BenchError outside of the repository."""
-    return repository.module("clusters").read_cluster(named_file("clusters", name))
-
-
-def named_file(folder: str, name: str) -> Path:
-    """A file of the repository's benchmarks by its name, or any file by its path. BenchError: there is no such name."""
-    if name.endswith(".toml"):
-        return Path(name)
-    root = repository.root()
-    if root is None:
-        raise BenchError(f"{name[:60]!r}: only ringlet's repository has named {folder}: give a path that ends in .toml")
-    known = sorted(path.stem for path in (root / "benchmarks" / folder).glob("*.toml"))
-    if name not in known:
-        near = terminal.did_you_mean(name, known)
-        raise BenchError(
-            f"{name[:60]!r} is none of the {folder} {', '.join(known)}, nor a path that ends in .toml{near}"
-        )
-    return root / "benchmarks" / folder / f"{name}.toml"
+def cluster_of(file: Path) -> Any:
+    """The Cluster of benchmarks/clusters.py that a file describes. BenchError outside of the repository."""
+    return repository.module("clusters").read_cluster(file)
 
 
 def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:

@@ -165,8 +165,8 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "worlds": (_WORLD, {"dest": "worlds", "type": worlds, "metavar": "N,N",
         "help": "numbers of ranks: 2,4,8-16 (default %(default)s)"}),
     "hosts": (("--hosts",), {"type": hosts, "metavar": "HOSTS", "help": SYNTAX}),
-    "cluster": (("--cluster",), {"type": name, "metavar": "NAME",
-        "help": "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)"}),
+    "cluster": (("--cluster",), {"type": file(".toml"), "metavar": "FILE",
+        "help": "run on the emulated hosts of a file, as those in benchmarks/clusters/ (needs root)"}),
     "collective": (_COLLECTIVE, {"type": one_of, "known": COLLECTIVES, "metavar": "C",
         "help": "one of KNOWN (default %(default)s)"}),
     "collectives": (_COLLECTIVE, {"dest": "collectives", "type": names, "known": COLLECTIVES, "metavar": "C,C",
@@ -238,9 +238,16 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=_Help, allow_abbrev=False)
 
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """A line of a file of options: words, and a comment."""
+        return arg_line.partition("#")[0].split()
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = args or ()
-        return super().parse_known_args(args, namespace)
+        try:
+            return super().parse_known_args(args, namespace)
+        except UnicodeDecodeError as error:
+            self.error(f"a file of options must be UTF-8 text: {error}")
 
     def error(self, message: str) -> NoReturn:
         options = [

@@ -24,7 +24,7 @@ from ringlet.schedule import Algorithm
 _EXAMPLES = """\
 ringlet tune                            two ranks of this machine; groups use the table from then on
 ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
-ringlet tune --cluster 4x2-block --collective all_reduce -b 1K -e 16M
+ringlet tune --cluster benchmarks/clusters/4x2-block.toml --collective all_reduce -b 1K -e 16M
 ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
 ringlet tune mine.py -o mine            is your own algorithm faster, and when?
 ringlet tune --show                     the table in force
@@ -63,7 +63,7 @@ def tune_command(args: argparse.Namespace) -> int:
     if args.show:
         print(in_force(), end="")
         return 0
-    cluster = bench.named_cluster(args.cluster) if args.cluster else None
+    cluster = bench.cluster_of(args.cluster) if args.cluster else None
     sweeps = list(_sweeps(args, cluster))
     output = args.output or _usual_place()
     # The lines of sizes that its user has written stay, and count while algorithms are measured.
