@@ -257,7 +257,7 @@ def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
     assert (made.name, made.origin) == ("of_a_file", "mine.py:4")
     assert load(path) == [made]
     assert prove(schedule("of_a_file", world=5)) == prove(made.schedule(5))
-    assert [p.world for p in prove_all([1, 2, 9], algorithm="of_a_file")] == [1, 2, 9]
+    assert [p.world for p in prove_all([1, 2, 9], algorithms=["of_a_file"])] == [1, 2, 9]
     path.write_text(text.replace("of_a_file", "of_another"))
     assert [one.name for one in load(path)] == ["of_another"]
 

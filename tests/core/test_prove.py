@@ -21,7 +21,7 @@ SMALL, LARGE = [*range(1, 18)], [*range(18, 34), 48, 64]
     "worlds", [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="large", marks=pytest.mark.slow)]
 )
 def test_registered_schedules_are_proved(algorithm, collective, worlds):
-    proofs = prove_all(worlds, algorithm=algorithm, collective=collective)
+    proofs = prove_all(worlds, algorithms=[algorithm], collectives=[collective])
     assert {proof.world for proof in proofs} == set(worlds)
     assert all(proof.closed_form for proof in proofs)
 
@@ -100,7 +100,7 @@ def test_the_order_of_a_ranks_messages_counts():
 
 def test_progress_is_told():
     calls = []
-    prove_all([2, 3], lambda *call: calls.append(call), algorithm="ring", collective="all_gather")
+    prove_all([2, 3], lambda *call: calls.append(call), algorithms=["ring"], collectives=["all_gather"])
     assert calls == [(0, 2, "ring all_gather"), (1, 2, "ring all_gather"), (2, 2, "")]
 
 

@@ -204,12 +204,18 @@ combine_gbyte_per_s = { value = 2, source = "here" }
         (("value = 1", "value = 0"), "inside.gbyte_per_s must be a number above 0 with its source: write gbyte_per_s"),
         (("value = 1", "value = true"), "inside.gbyte_per_s must be a number above 0"),
         (("value = 1", "value = nan"), "inside.gbyte_per_s must be a number above 0"),
-        ((', source = "here"', ""), "inside.gbyte_per_s has no source"),
-        (('source = "here"', 'source = " "'), "inside.gbyte_per_s has no source"),
-        (("gbyte_per_s", "gbytes"), "unknown inside.gbytes: a machine has name, across.alpha_us"),
+        ((', source = "here"', ""), "inside.gbyte_per_s must be a number above 0 with its source: write gbyte_per_s"),
+        (
+            ('source = "here"', 'source = " "'),
+            "inside.gbyte_per_s must be a number above 0 with its source: write gbyte_per_s",
+        ),
+        (("gbyte_per_s", "gbytes"), "unknown inside.gbytes: a machine has name, inside.alpha_us"),
         (("[inside]", "[inside"), "machine.toml: "),
-        (("[inside]", "inside = 3\n[more]"), "inside is not a table: write [inside]"),
-        (("alpha_us", "alpha"), "unknown inside.alpha: a machine has name, across.alpha_us"),
+        (
+            ("[inside]", "inside = 3\n[more]"),
+            "unknown inside, more.alpha_us, more.gbyte_per_s: a machine has name, inside.alpha_us",
+        ),
+        (("alpha_us", "alpha"), "unknown inside.alpha: a machine has name, inside.alpha_us"),
         (('alpha_us = { value = 2, source = "here" }\n', ""), "inside.alpha_us must be a number of at least 0"),
     ],
 )

@@ -1,9 +1,8 @@
-"""`ringlet explore`: the page in which schedules move, as a file or served to this machine's browser."""
+"""`ringlet explore`: the page in which schedules move, as one file."""
 
 from __future__ import annotations
 
 import argparse
-import http.server
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ def add_to(commands: Any) -> None:
         help="make a page in which schedules move",
         description="Make one HTML page in which you can play, step and compare schedules. The page needs no network. "
         "It has all algorithms, and shows the named ones first.",
-        examples="ringlet explore -o page.html\nringlet explore ring butterfly --serve\n"
+        examples="ringlet explore -o page.html\nringlet explore ring butterfly -o page.html\n"
         "ringlet explore ring mine.py -o page.html",
     )  # fmt: skip
     parser.add_argument("algorithms", nargs="*", type=algorithm_files.names(), metavar="ALGORITHM",
@@ -36,16 +35,12 @@ def add_to(commands: Any) -> None:
         help=f"numbers of ranks in the page, from 2 to {MOST_WORLD} (default %(default)s)")  # fmt: skip
     parser.add_argument("--revealed", type=options.file(), metavar="FILE",
         help="show the trees that `ringlet reveal --json FILE` has written beside those of the algorithms")  # fmt: skip
-    options.add(parser, "output", type=options.file(".html"), help="write the page to FILE.html")
-    parser.add_argument("--serve", nargs="?", type=options.whole(0, 65535), const=0, metavar="PORT",
-        help="serve the page on 127.0.0.1 until interrupted (default: any free port)")  # fmt: skip
+    options.add(parser, "output", type=options.file(".html"), required=True, help="write the page to FILE.html")
 
 
 def explore_command(args: argparse.Namespace) -> int:
-    """Makes the page. Raises InvalidUsage if there is no such schedule, or no place for the page."""
+    """Makes the page. Raises InvalidUsage if there is no such schedule."""
     outputs.check({"-o": args.output})
-    if args.output is None and args.serve is None:
-        raise InvalidUsage("no place for the page: pass -o page.html or --serve")
     if not 2 <= min(args.worlds) <= max(args.worlds) <= MOST_WORLD:
         raise InvalidUsage(
             f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
@@ -58,11 +53,8 @@ def explore_command(args: argparse.Namespace) -> int:
         start["ranks"] = found[0][1]
     with progress("executing schedules") as watch:
         html = page(catalogue(sources, args.worlds, start, watch), [panel for panel, _ in found])
-    if args.output:
-        args.output.write_text(html, encoding="utf-8")
-        print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
-    if args.serve is not None:
-        _serve(html, args.serve)
+    args.output.write_text(html, encoding="utf-8")
+    print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     return 0
 
 
@@ -100,25 +92,3 @@ def _start(names: Sequence[str], collective: str | None, sources: list[Source]) 
     if collective is not None and collective not in common:
         raise InvalidUsage(f"{' or '.join(names)} has no {collective}; it has: {', '.join(common) or 'nothing'}")
     return {"collective": collective or common[0], **dict(zip("ab", names, strict=False))}
-
-
-def _serve(html: str, port: int) -> None:
-    """Serves the page to this machine only, until interrupted."""
-    body = html.encode()
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path in ("/", "/index.html")
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(body) if found else 0))
-            self.end_headers()
-            if found:
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Logs nothing: there is one reader and one page."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
-        print(f"http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
-        server.serve_forever()

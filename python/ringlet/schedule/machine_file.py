@@ -47,12 +47,12 @@ _NAMED = Path(__file__).parent / "machines"
 
 # key in the file -> field, and what is divided by a rate, or multiplied by a time, for seconds. Rates must be above 0.
 _NUMBERS = {
-    ("inside", "alpha_us"): ("inside_alpha", 1e-6),
-    ("inside", "gbyte_per_s"): ("inside_beta", 1e-9),
-    ("across", "alpha_us"): ("across_alpha", 1e-6),
-    ("across", "uplink_gbit_per_s"): ("uplink_beta", 8e-9),
-    ("rank", "message_us"): ("message", 1e-6),
-    ("rank", "combine_gbyte_per_s"): ("gamma", 1e-9),
+    "inside.alpha_us": ("inside_alpha", 1e-6),
+    "inside.gbyte_per_s": ("inside_beta", 1e-9),
+    "across.alpha_us": ("across_alpha", 1e-6),
+    "across.uplink_gbit_per_s": ("uplink_beta", 8e-9),
+    "rank.message_us": ("message", 1e-6),
+    "rank.combine_gbyte_per_s": ("gamma", 1e-9),
 }
 
 
@@ -69,15 +69,15 @@ def named(name: str) -> Path:
 def read_machine(path: Path) -> HostsMachine:
     """The machine that a file describes. Raises InvalidUsage that names the wrong entry and what to write."""
     content = read_toml(path)
-    tables = {table for table, _ in _NUMBERS}
-    known = {f"{table}.{key}" for table, key in _NUMBERS}
-    given = {f"{table}.{key}" for table in tables for key in _table(path, content, table)}
-    unknown = sorted((content.keys() - tables - {"name"}) | (given - known))
+    given: dict[str, Any] = {}
+    for name, entry in content.items():
+        given |= {f"{name}.{key}": entry[key] for key in entry} if isinstance(entry, dict) else {name: entry}
+    unknown = sorted(given.keys() - _NUMBERS.keys() - {"name"})
     if unknown:
-        raise InvalidUsage(f"{path}: unknown {', '.join(unknown)}: a machine has name, {', '.join(sorted(known))}")
+        raise InvalidUsage(f"{path}: unknown {', '.join(unknown)}: a machine has name, {', '.join(_NUMBERS)}")
     fields = {}
-    for (table, key), (field, unit) in _NUMBERS.items():
-        number = _number(path, f"{table}.{key}", _table(path, content, table).get(key))
+    for key, (field, unit) in _NUMBERS.items():
+        number = _number(path, key, given.get(key))
         fields[field] = unit / number if key.endswith("_per_s") else unit * number
     return HostsMachine(name=str(content.get("name", path.stem)), **fields)
 
@@ -99,22 +99,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InvalidUsage(f"{path}: {error}") from error
 
 
-def _table(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
-    table = content.get(name, {})
-    if not isinstance(table, dict):
-        raise InvalidUsage(f"{path}: {name} is not a table: write [{name}] and its numbers below it")
-    return table
-
-
 def _number(path: Path, key: str, given: Any) -> float:
-    value = given.get("value") if isinstance(given, dict) else None
+    """The value of an entry that also has its source."""
+    entry = given if isinstance(given, dict) else {}
+    value, source, rate = entry.get("value"), entry.get("source"), key.endswith("_per_s")
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(number) or number < 0 or (number == 0 and "_per_s" in key):
-        above = "above 0" if "_per_s" in key else "of at least 0"
+    right = math.isfinite(number) and (number > 0 if rate else number >= 0)
+    if not right or not isinstance(source, str) or not source.strip() or entry.keys() != {"value", "source"}:
         raise InvalidUsage(
-            f"{path}: {key} must be a number {above} with its source: write {key.split('.')[1]} = {_EXAMPLE}"
+            f"{path}: {key} must be a number {'above 0' if rate else 'of at least 0'} with its source: "
+            f"write {key.partition('.')[2]} = {_EXAMPLE}"
         )
-    source = given.get("source")
-    if not isinstance(source, str) or not source.strip() or given.keys() - {"value", "source"}:
-        raise InvalidUsage(f"{path}: {key} has no source: write {key.split('.')[1]} = {_EXAMPLE}")
     return float(number)

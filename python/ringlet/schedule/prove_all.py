@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ringlet.schedule import registry
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.prove import Proof, prove
-from ringlet.schedule.registry import Algorithm, algorithms, registered
+from ringlet.schedule.registry import Algorithm
 
 ALL_ROOTS_UP_TO = 16
 
 
 def prove_all(
     worlds: Iterable[int],
-    progress: Callable[[int, int, str], None] | None = None,
-    algorithm: str | Algorithm | Collection[str | Algorithm] | None = None,
-    collective: str | Collection[str] | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+    algorithms: Collection[str | Algorithm] = (),
+    collectives: Collection[str] = (),
     hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
     """Proves every built-in schedule, or those of some algorithms (names, or own ones) or collectives, for every world.
@@ -29,14 +28,11 @@ def prove_all(
     Raises the first ScheduleError; ValueError if nothing registered has that name, or if an algorithm covers none of
     the worlds.
     """
-    chosen, collectives = _chosen(algorithm), _chosen(collective)
-    rows = _rows(chosen, collectives)
-    worlds = list(worlds)
-    cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
+    rows, worlds = _rows(algorithms, collectives), list(worlds)
+    cases = [(a, c, world, root) for a, c in rows for world in worlds for root in _roots(c, world)]
     proofs, covered = [], set()
     for done, (a, c, world, root) in enumerate(cases):
-        if progress:
-            progress(done, len(cases), f"{_name(a)} {c}")
+        progress(done, len(cases), f"{_name(a)} {c}")
         # One of a user's own may not cover every world.
         with contextlib.suppress(NotImplementedError):
             proofs.append(prove(registry.schedule(a, c, world=world, root=root, hosts=hosts)))
@@ -44,37 +40,29 @@ def prove_all(
     idle = [_name(a) for a, c in rows if (a, c) not in covered]
     if idle:
         raise ValueError(f"{', '.join(idle)} covers none of these worlds")
-    if progress:
-        progress(len(cases), len(cases), "")
+    progress(len(cases), len(cases), "")
     return proofs
 
 
-def _rows(chosen: list[str | Algorithm], collectives: list[str]) -> list[tuple[str | Algorithm, str]]:
+def _rows(chosen: Collection[str | Algorithm], collectives: Collection[str]) -> list[tuple[str | Algorithm, str]]:
     """(algorithm, collective) of what is chosen; of all that is built in, if `chosen` is empty."""
-    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in algorithms()]
-    known += [(own.name, own.collective) for own in registered() if own.name in chosen]
+    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in registry.algorithms()]
+    known += [(own.name, own.collective) for own in registry.registered() if own.name in chosen]
     known += [(own, own.collective) for own in chosen if isinstance(own, Algorithm)]
     rows = [(a, c) for a, c in known if a in (chosen or [a]) and c in (collectives or [c])]
-    if rows:
-        return rows
-    wanted = " ".join(map(",".join, filter(None, (map(_name, chosen), collectives))))
-    near = [f"{_name(a)} {c}" for a, c in known if a in chosen or c in collectives]
-    all_names = dict.fromkeys(_name(a) for a, _ in known)
-    raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
+    if not rows:
+        wanted = " ".join(map(",".join, filter(None, ([_name(a) for a in chosen], collectives))))
+        near = [f"{_name(a)} {c}" for a, c in known if a in chosen or c in collectives]
+        all_names = dict.fromkeys(_name(a) for a, _ in known)
+        raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
+    return rows
 
 
 def _name(algorithm: str | Algorithm) -> str:
     return algorithm if isinstance(algorithm, str) else algorithm.name
 
 
-def _chosen(given: Any) -> list[Any]:
-    return [given] if isinstance(given, (str, Algorithm)) else list(given or ())
-
-
-def roots(collective: str, world: int) -> Iterator[int]:
-    """The roots for which `prove_all` proves a collective."""
+def _roots(collective: str, world: int) -> Iterable[int]:
     if collective not in ROOTED:
-        return iter([0])
-    if world <= ALL_ROOTS_UP_TO:
-        return iter(range(world))
-    return iter([0, 1, world // 2, world - 1])
+        return [0]
+    return range(world) if world <= ALL_ROOTS_UP_TO else [0, 1, world // 2, world - 1]
