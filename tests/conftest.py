@@ -31,8 +31,6 @@ SLOW = {
     "core/test_hosts.py": "makes emulated hosts",
     "core/test_interrupts.py": "interrupts every kind of wait, when it has begun",
     "core/test_launching.py": "starts torchrun, mpirun and emulated hosts",
-    "core/test_leaving.py::test_a_group_that_ends_beside*tcp]": "waits for 2 s, as the same with shared_memory does",
-    "core/test_leaving.py::test_a_group_that_ends_beside*mixed]": "waits for 2 s, as the same with shared_memory does",
     "core/test_refusals.py::test_spawn_shows*shared_memory*": "starts Python anew; threads are told the same",
     "core/test_refusals.py::test_spawn_shows_the_traceback*": "starts Python anew; threads are told the same",
     "core/test_selection.py::test_the_store_ends*": "starts Python anew for three ranks",
@@ -83,7 +81,6 @@ ALONE = {
     "tools/test_bench_calls.py": "measures",
     "tools/test_bench_hosts.py": "measures",
     "tools/test_tune.py": "measures",
-    "torch/test_backend_failure.py::test_a_rank_that_dies*": "measures how soon a failure is known",
     "training/test_bucket_merging.py::test_measured*": "measures what a bucket costs",
     "training/test_delay_and_timeline.py": "measures when buckets are sent",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from kills import die, only_died, pass_together, seconds_since
 from ranks import TRANSPORTS, on
 from stalls import later, watched
 
@@ -22,29 +22,6 @@ PROMISE_SECONDS = 1.0
 
 
 # --- a rank is killed -----------------------------------------------------------------------------------------------
-
-
-def die(stamp: str) -> None:
-    """Writes the time and ends this process as kill -9 does."""
-    pathlib.Path(stamp).write_text(str(time.monotonic()))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def seconds_since(stamp: str, stalls) -> float:
-    """Since the kill; without those in which this process stood still."""
-    now, killed = time.monotonic(), float(pathlib.Path(stamp).read_text())
-    return now - killed - stalls.since(killed)
-
-
-def pass_together(barrier, rank: int, world: int, stamp: str) -> None:
-    """The last rank, which is to die, returns when all have left the barrier: who is still in it would hear of the
-    death there."""
-    barrier()
-    others = dist.FileStore(f"{stamp} others", world)
-    if rank == world - 1:
-        others.wait([f"passed {q}" for q in range(world - 1)])
-    else:
-        others.set(f"passed {rank}", "")
 
 
 def raises_peer_lost(act, stamp: str, victim: int) -> str:
@@ -64,7 +41,7 @@ def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
     victim = world - 1
     count = 16 << 20 if moment == "middle" else 1000
     tensor = ringlet.empty(count).fill_(1)
-    pass_together(ringlet.barrier, rank, world, stamp)
+    pass_together(ringlet.barrier, rank, world, f"{stamp} others")
     if rank == victim:
         if moment == "middle":
             ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True)
@@ -93,12 +70,6 @@ def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
         ringlet.send(torch.ones(3), (rank + 1) % world)
 
 
-def survivors(outcomes, victim):
-    """Fails the test unless exactly the victim died."""
-    wrong = [outcome for outcome in outcomes if outcome.kind != ("died" if outcome.rank == victim else None)]
-    assert not wrong, "\n".join(map(str, wrong))
-
-
 @pytest.mark.parametrize(
     ("algorithm", "mode", "moment", "world"),
     [
@@ -115,7 +86,7 @@ def test_killed_in_all_reduce(pool, tmp_path, world, moment, mode, algorithm):
     for attempt in range(10):
         arguments = (str(tmp_path / f"stamp {attempt}"), moment, mode, algorithm)
         outcomes = pool.run(lose_a_peer_in_all_reduce, world, *arguments)
-        survivors(outcomes, world - 1)
+        only_died(outcomes, world - 1)
         if not any(outcome.value == TOO_LATE for outcome in outcomes):
             return
     pytest.fail("the victim never died in the middle of the call")
@@ -127,7 +98,7 @@ def test_killed_while_its_host_reads_its_memory(pool, tmp_path, algorithm):
     for attempt in range(10):
         arguments = (str(tmp_path / f"stamp {attempt}"), "middle", "sync", algorithm)
         outcomes = pool.run(lose_a_peer_in_all_reduce, 4, *arguments, join="mixed")
-        survivors(outcomes, 3)
+        only_died(outcomes, 3)
         if not any(outcome.value == TOO_LATE for outcome in outcomes):
             return
     pytest.fail("the victim never died in the middle of the call")
@@ -150,7 +121,7 @@ def test_killed_where_other_work_fills_the_processor(pool, tmp_path):
     try:
         for other in others:
             other.stdout.readline()
-        survivors(pool.run(lose_a_peer_on_one_processor, 2, str(tmp_path / "stamp"), processor), 1)
+        only_died(pool.run(lose_a_peer_on_one_processor, 2, str(tmp_path / "stamp"), processor), 1)
     finally:
         for other in others:
             other.kill()
@@ -159,7 +130,7 @@ def test_killed_where_other_work_fills_the_processor(pool, tmp_path):
 
 def lose_a_peer_elsewhere(rank, world, stamp, what):
     victim = world - 1
-    pass_together(ringlet.barrier, rank, world, stamp)
+    pass_together(ringlet.barrier, rank, world, f"{stamp} others")
     if rank == victim:
         die(stamp)
     big = torch.ones(1 << 20)
@@ -179,7 +150,7 @@ def lose_a_peer_elsewhere(rank, world, stamp, what):
 
 @pytest.mark.parametrize("what", ["recv", "send", "send registered", "async recv", "barrier", "broadcast", "gather"])
 def test_killed_in_other_calls(pool, tmp_path, what):
-    survivors(pool.run(lose_a_peer_elsewhere, 3, str(tmp_path / "stamp"), what), 2)
+    only_died(pool.run(lose_a_peer_elsewhere, 3, str(tmp_path / "stamp"), what), 2)
 
 
 # --- a rank is stuck ------------------------------------------------------------------------------------------------
@@ -302,22 +273,6 @@ def test_a_message_that_came_is_not_named(rank, world, path):
         ringlet.all_reduce(torch.ones(1000), timeout=0.3)
     others.set("timed out", "")
     assert "in recv" not in str(caught.value), str(caught.value)
-
-
-@on(2, *TRANSPORTS)
-def test_a_wait_that_times_out_leaves_the_call_running(rank, world, path):
-    others = dist.FileStore(path, world)
-    if rank == 0:
-        work = ringlet.all_reduce(tensor := torch.ones(10), async_op=True)
-        with pytest.raises(ringlet.Timeout, match="not complete after 50 ms of waiting, and goes on"):
-            work.wait(0.05)
-        assert not work.is_completed()
-        others.set("tried", "")
-        work.wait(30)
-    else:
-        others.wait(["tried"])
-        ringlet.all_reduce(tensor := torch.ones(10))
-    assert tensor.tolist() == [world] * 10
 
 
 # --- calls that do not match ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from benchmarks.peers import mpi
 import ringlet
 from hosts import hosts
 from ranks import free_ports
+from refusals import refused
 from ringlet import environment
 from ringlet.bench import repository
 
@@ -76,8 +77,7 @@ def test_a_place(variables, launcher, rank, world, local_rank):
     ],
 )
 def test_no_place(variables, said):
-    with pytest.raises(ringlet.InvalidUsage, match=said):
-        environment.find(variables)
+    refused(said, environment.find, variables)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,7 @@ def test_jobs_have_ports_of_their_own():
     ],
 )
 def test_no_master(variables, said):
-    with pytest.raises(ringlet.InvalidUsage, match=said):
-        environment.master(variables)
+    refused(said, environment.master, variables)
 
 
 @pytest.mark.parametrize(

@@ -11,34 +11,9 @@ import torch.distributed as dist
 import ringlet
 from ranks import on
 
-# In one segment, in several, and (registered) in place.
-COUNTS = (0, 5, 70_000)
-
 
 def value(count: int, number: int) -> torch.Tensor:
     return torch.full((count,), float(number))
-
-
-@on((2, 3), "dist:ringlet")
-def test_tags(rank: int, world: int) -> None:
-    """A receive takes its tag's message, whatever was sent before."""
-    for count in COUNTS:
-        for order in ((1, 2, 3), (3, 1, 2), (3, 2, 1)):
-            if rank == 0:
-                for work in [dist.isend(value(count, tag), 1, tag=tag) for tag in (1, 2, 3)]:
-                    work.wait()
-            if rank == 1:
-                for tag in order:
-                    dist.recv(got := value(count, -1), 0, tag=tag)
-                    assert torch.equal(got, value(count, tag)), (count, order, tag)
-    if rank == 0:  # of one tag, in the order sent; registered tensors are read in place
-        for number in range(5):
-            dist.send(ringlet.empty(70_000).fill_(number), 1)
-    if rank == 1:
-        works = [dist.irecv(value(70_000, -1), 0) for _ in range(5)]
-        for number, work in enumerate(works):
-            work.wait()
-            assert torch.equal(work.result()[0], value(70_000, number))
 
 
 @on((2, 3), "dist:ringlet")

@@ -9,6 +9,7 @@ from torch import nn
 
 import ringlet
 from ranks import on
+from refusals import refused
 
 
 def summed(world):
@@ -43,8 +44,7 @@ def test_a_group_is_one_of_torch_distributed(rank, world):
     if world > 2:
         part = ringlet.new_group([0, 2])
         if rank in (0, 2):
-            with pytest.raises(ringlet.InvalidUsage, match=r"torch\.distributed\.new_group"):
-                part.process_group()
+            refused(r"torch\.distributed\.new_group", part.process_group)
             part.close()
     ringlet.finalize()
     assert not dist.is_initialized()
@@ -62,8 +62,7 @@ def test_a_group_of_torch_distributed_is_one_of_ringlet(rank, world):
         assert value.tolist() == [3.0] * 3 and ringlet.Group.of(pair) is ringlet.Group.of(pair)
         assert ringlet.Group.of(pair).ranks == (0, 1)
     else:
-        with pytest.raises(ringlet.InvalidUsage, match="not a member"):
-            ringlet.all_reduce(value, group=pair)
+        refused("not a member", ringlet.all_reduce, value, group=pair)
     train_on(ringlet.Group.of(dist.group.WORLD), rank, world)
     ringlet.finalize()
     assert dist.is_initialized()
@@ -71,10 +70,8 @@ def test_a_group_of_torch_distributed_is_one_of_ringlet(rank, world):
 
 @on(2, "threads")
 def test_threads_have_no_group_of_torch_distributed(rank, world):
-    with pytest.raises(ringlet.InvalidUsage, match="ranks are threads"):
-        ringlet.current().process_group()
-    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: group is a str"):
-        ringlet.GradientReducer(nn.Linear(1, 1), group="all")
+    refused("ranks are threads", lambda: ringlet.current().process_group())
+    refused("GradientReducer: group is a str", ringlet.GradientReducer, nn.Linear(1, 1), group="all")
 
 
 @pytest.mark.parametrize(

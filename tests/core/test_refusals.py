@@ -24,7 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringlet
 import stalls
+from kills import only_died
 from ranks import on
+from refusals import refused
 from ringlet import _C
 from ringlet import group as groups
 
@@ -139,8 +141,7 @@ def test_what_cannot_be_right_is_refused(rank: int, world: int) -> None:
     wrong = []
     for act, says in REFUSED:
         try:
-            with pytest.raises(ringlet.InvalidUsage, match=says):
-                act(rank, world)
+            refused(says, act, rank, world)
         except (Exception, pytest.fail.Exception) as error:
             wrong.append(f"{says}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
@@ -153,8 +154,7 @@ def test_what_cannot_be_right_is_refused(rank: int, world: int) -> None:
 @on(2, "nothing")
 def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
     for act in (lambda: ringlet.all_reduce(ONES), ringlet.barrier, ringlet.current, lambda: ringlet.new_group([0])):
-        with pytest.raises(ringlet.InvalidUsage, match="no group yet: call ringlet"):
-            act()
+        refused("no group yet: call ringlet", act)
     ringlet.finalize()  # nothing to leave
     for wrong, says in (
         ({"rank": 2, "world": 2}, "rank 2 of world 2 does not exist"),
@@ -172,10 +172,8 @@ def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
         ({"world": 2}, "rank is not set: pass rank= and world=, or launch with `ringlet run"),
         ({"rank": 0}, "world is not set: pass rank= and world=, or launch with `ringlet run"),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=says):
-            ringlet.init(**{"store": dist.HashStore(), **wrong})
-    with pytest.raises(ringlet.InvalidUsage, match="store is not set: pass store=, or launch with `ringlet run"):
-        ringlet.init(0, 2)
+        refused(says, ringlet.init, **{"store": dist.HashStore(), **wrong})
+    refused("store is not set: pass store=, or launch with `ringlet run", ringlet.init, 0, 2)
     group = ringlet.init(rank, world, dist.FileStore(path, world))
     assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
     assert not group.handle.failure
@@ -184,10 +182,8 @@ def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
     assert repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory, closed>"
     work.wait()
     for act in (lambda: ringlet.all_reduce(ONES, group=group), lambda: ringlet.send(ONES, 1 - rank, group=group)):
-        with pytest.raises(ringlet.InvalidUsage, match="on a group that was closed"):
-            act()
-    with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
-        ringlet.all_reduce(ONES)
+        refused("on a group that was closed", act)
+    refused("no group yet", ringlet.all_reduce, ONES)
     ringlet.finalize()
 
 
@@ -210,8 +206,7 @@ def test_ranks_that_make_other_groups_are_told_so(pool, transport):
 def test_a_thread_that_does_not_come_is_named():
     with pytest.raises(ringlet.Timeout, match=r"rank 0: thread\(s\) of rank 1 did not join the group"):
         ringlet.init(0, 2, transport="threads", timeout=0.2, name="incomplete")
-    with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
-        ringlet.current()
+    refused("no group yet", ringlet.current)
 
 
 # --- spawn ----------------------------------------------------------------------------------------------------------
@@ -280,10 +275,8 @@ def test_spawn_refuses_what_it_cannot_run():
         (3, 1, "spawn: main is 3; pass a function"),
         (lambda rank: None, 1, r'main or args cannot be pickled .*: pass a function of a module.*transport="threads"'),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=says):
-            ringlet.spawn(main, ranks, transport="shared_memory")
-    with pytest.raises(ringlet.InvalidUsage, match="cannot be pickled"):
-        ringlet.spawn(adds, 1, (threading.Lock(),), transport="shared_memory")
+        refused(says, ringlet.spawn, main, ranks, transport="shared_memory")
+    refused("cannot be pickled", ringlet.spawn, adds, 1, (threading.Lock(),), transport="shared_memory")
 
 
 OWN_MAIN = """
@@ -449,11 +442,8 @@ def killed_while_meeting(rank: int, world: int, store: str) -> None:
 def test_nothing_is_left_on_the_machine(pool, tmp_path):
     """After groups that ended well, that failed, and processes that were killed, in use and while meeting."""
     sockets = ringlet_sockets()
-    assert [one.kind for one in pool.run(killed_while_meeting, 2, str(tmp_path / "store"), join="nothing")] == [
-        None,
-        "died",
-    ]
-    assert [one.kind for one in pool.run(die_in_use, 3)] == [None, "died", None]
+    only_died(pool.run(killed_while_meeting, 2, str(tmp_path / "store"), join="nothing"), 1)
+    only_died(pool.run(die_in_use, 3), 1)
     pool.values(come_and_go, 2, str(tmp_path), "mismatch", join="nothing")
     left, end = ringlet_sockets() - sockets, time.monotonic() + 30
     while left and time.monotonic() < end:  # other tests' groups meet meanwhile, and are soon done
@@ -474,5 +464,4 @@ def die_in_use(rank: int, world: int) -> None:
 def test_a_gpu_that_is_not_there_is_told():
     with pytest.raises(ringlet.DeviceError, match=r"torch has no cuda:3 here: run `ringlet doctor`"):
         ringlet.empty(4, device="cuda:3")
-    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on meta"):
-        ringlet.empty(4, device="meta")
+    refused("no registered memory on meta", ringlet.empty, 4, device="meta")

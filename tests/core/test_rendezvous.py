@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from error_samples import Broken
 from ranks import free_ports, leave_torch, on
 from ringlet import _C
 from ringlet.claim import Claim
@@ -299,19 +298,6 @@ def test_variables_that_are_wrong(given, said):
         ringlet.init(timeout=0.3)
 
 
-def test_a_store_that_nobody_serves_or_that_is_taken():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        with (
-            variables(**here),
-            pytest.raises(ringlet.ResourceError, match=rf"cannot serve the store .* 127.0.0.1:{port}: "),
-        ):
-            ringlet.init(0, 2, timeout=2)
-    with variables(**here), pytest.raises(ringlet.Timeout, match=rf"1 of 2 did not reach .* 127.0.0.1:{port} "):
-        ringlet.init(1, 2, timeout=0.3)
-
-
 def at_own_store(rank: int, world: int, port: str, limit: float) -> str:
     """As under torchrun without a store of its own: rank 0 serves it."""
     with variables(MASTER_ADDR="127.0.0.1", MASTER_PORT=port):
@@ -328,11 +314,6 @@ def test_a_missing_rank_is_named_where_rank_0_serves_the_store(pool):
     assert first.startswith("Timeout: rank 0 of 3 was not joined by rank(s) 2 in time"), first
     # The store ends with rank 0's process; that of this pool goes on.
     assert "rank(s) 2" in second or "the store" in second, second
-
-
-def test_a_store_that_is_gone():
-    with pytest.raises(ringlet.PeerLost, match=r"does not answer \(Connection reset by peer\): the process"):
-        ringlet.init(1, 2, Broken(), timeout=1)
 
 
 # --- the table that nobody has named --------------------------------------------------------------------------------

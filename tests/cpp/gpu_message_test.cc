@@ -172,40 +172,6 @@ TEST(segments_overlap) {
   }
 }
 
-struct Counts {
-  int groups, launches;
-};
-
-/// Of rank 0's part of one all-reduce within the default limits, which is enqueued and not run.
-Counts enqueued(const char* name, int world, size_t bytes) {
-  FakeMachine machine;
-  const NcclCommunicator::Setup setup{.rank = 0, .world = world};
-  NcclCommunicator communicator(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
-  GpuMessageExecutor engine(communicator, FakeMachine::device(), {});
-  Call call;
-  call.collective = Collective::all_reduce;
-  call.algorithm = find_algorithm(call.collective, name);
-  call.dtype = DType::float32;
-  call.count = bytes / 4;
-  call.timeout = std::chrono::seconds(60);
-  call.input = call.output = reinterpret_cast<std::byte*>(uintptr_t{1} << 40);
-  engine.run(call, machine.add_stream());
-  CHECK(machine.violations.empty());
-  return {machine.groups, machine.launches};
-}
-
-/// The table of docs/gpu.md: what each costs NCCL and the device some microseconds for.
-TEST(groups_and_launches) {
-  for (const char* name : {"ring", "two_shot"}) {
-    for (const int world : {2, 4, 8}) {
-      for (const size_t mib : {1, 16, 64, 256, 1024}) {
-        const Counts counts = enqueued(name, world, mib << 20);
-        std::printf("| %s | %d | %zu MiB | %d | %d |\n", name, world, mib, counts.groups, counts.launches);
-      }
-    }
-  }
-}
-
 /// A schedule of which two rounds of rank 1 meet one of rank 0: no common steps, so segments go one after another.
 Schedule lopsided(const RankInfo& info) {
   Schedule schedule(/*parts=*/2);

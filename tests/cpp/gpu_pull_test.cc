@@ -402,26 +402,6 @@ TEST(words_with_flags) {
   }
 }
 
-/// The order of the sum is one_shot's: the same bits as without.
-TEST(words_with_flags_add_in_rank_order) {
-  constexpr int kWorld = 5;
-  std::mt19937_64 random(5);
-  const Case c{all_reduce("one_shot"), kWorld, 777, DType::float32};
-  std::vector<Bytes> inputs;
-  for (int q = 0; q < kWorld; ++q) inputs.push_back(random_input(c.dtype, c.count, /*tame=*/true, random));
-  for (const Kind kind : {Kind::low_latency, Kind::plan}) {
-    World world = world_of(kind, kWorld);
-    AllTensors tensors(c);
-    for (int q = 0; q < kWorld; ++q) {
-      tensors.ranks[static_cast<size_t>(q)] = std::make_unique<Tensors>(c, q, inputs[static_cast<size_t>(q)]);
-      tensors[q].write_input();
-    }
-    tensors.enqueue(world);
-    execute();
-    tensors.check(" in rank order");
-  }
-}
-
 /// What is under way of one call stays until it is read, whatever comes after it; other kernels come between.
 TEST_EACH(words_with_flags_one_after_another, bool teams, false, true) {
   const InTeams in(teams);

@@ -28,6 +28,10 @@ TEST(the_contract) {
   contract::asynchronous(Between::one_memory);
 }
 
+TEST_EACH(a_rank_that_leaves, Between between, Between::one_memory, Between::stages) {
+  contract::a_rank_that_leaves(between, "ring", 1000, false);
+}
+
 /// Before anything moves, and whatever the engine.
 TEST(a_call_that_lacks_a_tensor_is_refused) {
   float value = 1;

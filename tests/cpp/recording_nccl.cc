@@ -67,7 +67,6 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   const ReduceArgs counted = cuda::in_counted(*args, dtype, op).args;
   const size_t size = args->count == 0 ? 1 : args->count * element_size(dtype) / counted.count;
   machine->one_by_one += cuda::make_work<cuda::kMostSources>(counted, size).packs == 0 && args->count >= 64;
-  ++machine->launches;
   of(stream)->items.push_back({.act = [args = *args, srcs, dtype, op]() mutable {
     args.srcs = srcs.data();
     reduce_kernel(dtype, op)(args);
@@ -76,7 +75,6 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
 }
 
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
-  ++machine->launches;
   of(stream)->items.push_back({.act = [=] { std::memcpy(dst, src, bytes); }});
   return 0;
 }
@@ -195,7 +193,6 @@ int FakeMachine::close_group() {
   if (--open_groups > 0) return kNcclSuccess;
   if (open_.empty()) return violate("an empty group"), kNcclSuccess;
   const FakeCommunicator& communicator = *open_communicator_;
-  groups += static_cast<int>(open_.size());
   for (auto& [stream, group] : open_) stream->items.push_back({.group = group});
   open_.clear();
   return connect(communicator);

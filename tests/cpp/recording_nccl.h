@@ -41,8 +41,6 @@ class FakeMachine {
   std::vector<std::string> messages;    ///< "0>1 512", in the order of their sends' groups
   int overlaps = 0;                     ///< reductions and copies that ran while a group of the same rank was under way
   int one_by_one = 0;                   ///< reductions of 64 elements or more that no pack of 16 bytes would serve
-  int groups = 0;                       ///< of NCCL's, by all ranks
-  int launches = 0;                     ///< of kernels and copies, by all ranks
   size_t allocated = 0;                 ///< bytes on the device now
   std::atomic<bool> connects = true;    ///< false: what takes all ranks waits until the communicator is aborted
   int state = 0;                        ///< what communicators report

@@ -280,20 +280,6 @@ def test_registered_memory(own_pool):
     own_pool.values(in_registered_memory, 1, join="threads")
 
 
-def differ(rank: int, world: int) -> str:
-    emulated_gpu.load()
-    with pytest.raises(ringlet.InvalidUsage) as caught:
-        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
-    with pytest.raises(ringlet.InvalidUsage):
-        ringlet.barrier()  # the group is at its end, on the host too
-    return str(caught.value)
-
-
-def test_calls_that_differ_are_named(device_pool):
-    for said in device_pool.values(differ, 2, join="threads"):
-        assert "calls do not match" in said and "10 elements" in said and "11 elements" in said
-
-
 def measured(rank: int, world: int) -> dict[str, object]:
     """What a rank of `ringlet bench --device` does."""
     emulated_gpu.load()

@@ -146,25 +146,6 @@ def test_both_halves_fit_their_time():
     assert names[:2] == ["build", "smoke"] and [one.name for one in check.chosen(["ranks"])][1] == "ipc-smoke"
 
 
-def test_every_part_has_the_environment_that_it_needs(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
-    monkeypatch.setenv("LD_PRELOAD", "/a.so")
-    monkeypatch.delenv("RINGLET_NCCL_LIBRARY", raising=False)
-    nccl = pathlib.Path("/nccl/libnccl.so.2")
-    of = {one.name: check.environment(one, nccl) for one in check.parts()}
-    for name, ctas in (("nccl", "8"), ("nccl-speed", "2"), ("pull-speed", "16")):
-        assert of[name]["NCCL_MAX_CTAS"] == ctas and of[name]["RINGLET_NCCL_LIBRARY"] == str(nccl)
-    assert of["messages"]["NCCL_MAX_CTAS"] == "2" and of["messages"]["LD_PRELOAD"] == f"{nccl}:/a.so"
-    assert of["messages"]["RINGLET_TEST_TIMEOUT"] == "30" and of["threads"]["RINGLET_TEST_TIMEOUT"] == "15"
-    for name in ("ipc-smoke", "threads", "processes"):
-        assert of[name]["RINGLET_NCCL_LIBRARY"] == "/nonexistent" and of[name]["LD_PRELOAD"] == "/a.so"
-    assert of["messages"]["PYTHONPATH"] == f"{ROOT / 'python'}:/of/the/user"
-    assert of["kernels"]["CUDA_MODULE_LOADING"] == "EAGER" and "CUDA_MODULE_LOADING" not in of["sanitizer"]
-    assert all(one["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" for one in of.values())
-    monkeypatch.setenv("NCCL_MAX_CTAS", "3")
-    assert {check.environment(one, nccl)["NCCL_MAX_CTAS"] for one in check.parts()} == {"3"}
-
-
 def test_nccl_may_be_packed(logs, tmp_path, monkeypatch):
     logs.mkdir()
     packed = tmp_path / "libnccl.so.2.30.3.xz"

@@ -87,9 +87,11 @@ def data_parallel(rank: int, world: int, hook: str) -> list[float]:
     model = network()
     # PowerSGD's callbacks wait for calls that they make: with several buckets they take all of gloo's threads.
     buckets = {} if hook == "power_sgd" else {"bucket_cap_mb": 0.002}
-    parallel = DistributedDataParallel(model, static_graph=hook == "static graph", **buckets)
-    if hook == "bf16":
-        parallel.register_comm_hook(None, compress_to_bf16)
+    parallel = DistributedDataParallel(
+        model, static_graph=hook == "static graph", gradient_as_bucket_view=hook == "views", **buckets
+    )
+    if hook in ("bf16", "fp16"):
+        parallel.register_comm_hook(None, compress_to_bf16 if hook == "bf16" else default_hooks.fp16_compress_hook)
     elif hook == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -248,9 +250,9 @@ def test_fully_sharded_on_a_mesh_of_two_dimensions(pool):
     agree(pool, hybrid_fsdp, 4)
 
 
-@pytest.mark.parametrize("hook", ["none", "static graph", "bf16", "power_sgd"])
+@pytest.mark.parametrize("hook", ["none", "views", "static graph", "bf16", "fp16", "power_sgd"])
 def test_data_parallel_training(pool, hook):
-    agree(pool, data_parallel, 2, hook)
+    agree(pool, data_parallel, 2, hook, tolerance=TOLERANCE_OF_BF16 if hook.endswith("16") else TOLERANCE)
 
 
 def test_zero_redundancy_optimizer(pool):

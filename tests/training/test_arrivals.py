@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ringlet
 from ranks import on
 from reducer_checks import assert_gradients, expected_average
+from refusals import refused
 from ringlet import InvalidUsage
 
 STEPS = 3
@@ -266,8 +267,7 @@ def test_parameters_that_lost_their_hooks_are_refused(rank: int, world: int) -> 
         model.load_state_dict(copy.deepcopy(model.state_dict()))
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
-    with pytest.raises(InvalidUsage, match=r"parameter weight was exchanged by torch\.utils\.swap_tensors"):
-        model(torch.ones(1, 2))
+    refused(r"parameter weight was exchanged by torch\.utils\.swap_tensors", model, torch.ones(1, 2))
 
 
 @on("two")
@@ -286,8 +286,7 @@ def test_a_flush_drops_no_gradients(rank: int, world: int, merges: bool) -> None
     model.zero_grad()
     with contextlib.nullcontext() if merges else reducer.no_sync():
         backward(100.0)
-    with pytest.raises(InvalidUsage, match=r"flush\(\) after"):
-        reducer.flush()
+    refused(r"flush\(\) after", reducer.flush)
     backward(200.0)
     model.zero_grad()
     reducer.flush()

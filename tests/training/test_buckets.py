@@ -1,5 +1,7 @@
 """Bucket assignment: which gradient goes where, as pure data."""
 
+import pytest
+
 from ringlet.training.flat import ALIGNMENT_BYTES
 from ringlet.training.reducer.buckets import Caps, Entry, assign, lay_out
 
@@ -14,20 +16,29 @@ def members(buckets) -> list[list[int]]:
     return [[slot.index for slot in bucket.slots] for bucket in buckets]
 
 
-def test_reverse_order_and_caps():
-    # 1 KiB each; the first bucket holds 2, the others 4, and the remainder is last
-    buckets = assign(entries_of(*[256] * 9), Caps(4 * KIB, 2 * KIB))
-    assert members(buckets) == [[8, 7], [6, 5, 4, 3], [2, 1, 0]]
-
-
-def test_a_cap_is_kept_and_a_giant_is_alone():
-    buckets = assign(entries_of(10, 5000, 1000, 10), Caps(4 * KIB, 4 * KIB))
-    assert members(buckets) == [[3, 2], [1], [0]]
-    assert members(assign(entries_of(10, 1015, 10), Caps(4 * KIB, 4 * KIB))) == [[2], [1], [0]]
-
-
-def test_first_cap_never_exceeds_the_cap():
-    assert members(assign(entries_of(256, 256), Caps(KIB, 25 * KIB))) == [[1], [0]]
+@pytest.mark.parametrize(
+    ("entries", "caps", "order", "expected"),
+    [
+        # in reverse order; 1 KiB each: the first bucket holds 2, the others 4, and the remainder is last
+        (entries_of(*[256] * 9), Caps(4 * KIB, 2 * KIB), None, [[8, 7], [6, 5, 4, 3], [2, 1, 0]]),
+        # one larger than a bucket is alone
+        (entries_of(10, 5000, 1000, 10), Caps(4 * KIB, 4 * KIB), None, [[3, 2], [1], [0]]),
+        (entries_of(10, 1015, 10), Caps(4 * KIB, 4 * KIB), None, [[2], [1], [0]]),
+        # the first cap never exceeds the cap
+        (entries_of(256, 256), Caps(KIB, 25 * KIB), None, [[1], [0]]),
+        ([], Caps(), None, []),
+        # the first cap is of each dtype and device
+        (
+            entries_of(256, 256, 256) + [Entry(f"h{i}", 512, 2, "bfloat16", "cpu") for i in range(3)],
+            Caps(4 * KIB, KIB), None, [[5], [4, 3], [2], [1, 0]],
+        ),
+        # in the order in which gradients were seen to arrive
+        (entries_of(*[256] * 5), Caps(2 * KIB, KIB), [2, 0, 4, 1, 3], [[2], [0, 4], [1, 3]]),
+        (entries_of(*[256] * 5), Caps(2 * KIB, KIB), [4, 3, 2, 1, 0], [[4], [3, 2], [1, 0]]),
+    ],
+)  # fmt: skip
+def test_what_shares_a_bucket(entries, caps, order, expected):
+    assert members(assign(entries, caps, order) if order else assign(entries, caps)) == expected
 
 
 def test_offsets_are_aligned_and_do_not_overlap():
@@ -42,51 +53,20 @@ def test_offsets_are_aligned_and_do_not_overlap():
             assert end <= bucket.count
             assert bucket.nbytes == bucket.count * item_bytes
         assert sorted(index for bucket in members(buckets) for index in bucket) == [0, 1, 2, 3, 4]
-
-
-def test_empty_gradients_still_make_a_buffer():
-    (bucket,) = assign(entries_of(0), Caps())
-    assert bucket.count > 0
-    assert bucket.slots[0].count == 0
-
-
-def test_no_entries_no_buckets():
-    assert assign([], Caps()) == []
+    (empty,) = assign(entries_of(0), Caps())
+    assert empty.count > 0 and empty.slots[0].count == 0
 
 
 def test_dtypes_and_devices_never_share_a_bucket():
-    entries = [
-        Entry("a", 4, 4, "float32", "cpu"),
-        Entry("b", 4, 2, "bfloat16", "cpu"),
-        Entry("c", 4, 4, "float32", "cuda:0"),
-        Entry("d", 4, 4, "float32", "cpu"),
-    ]
-    buckets = assign(entries, Caps())
-    # launch order is the order of filling: cuda (c) is complete before bfloat16 (b), float32 (a) is last
-    assert members(buckets) == [[2], [1], [3, 0]]
-    assert [(bucket.dtype, bucket.device) for bucket in buckets] == [
-        ("float32", "cuda:0"),
-        ("bfloat16", "cpu"),
-        ("float32", "cpu"),
-    ]
-
-
-def test_first_cap_is_per_dtype_and_device():
-    entries = entries_of(256, 256, 256) + [Entry(f"h{i}", 512, 2, "bfloat16", "cpu") for i in range(3)]
-    buckets = assign(entries, Caps(4 * KIB, KIB))
-    assert members(buckets) == [[5], [4, 3], [2], [1, 0]]
-
-
-def test_rebuild_from_an_observed_order():
-    entries = entries_of(*[256] * 5)
-    caps = Caps(2 * KIB, KIB)
-    observed = [2, 0, 4, 1, 3]
-    assert members(assign(entries, caps, observed)) == [[2], [0, 4], [1, 3]]
-    assert assign(entries, caps, [4, 3, 2, 1, 0]) == assign(entries, caps)
+    kinds = (("float32", 4, "cpu"), ("bfloat16", 2, "cpu"), ("float32", 4, "cuda:0"), ("float32", 4, "cpu"))
+    buckets = assign([Entry("p", 4, item_bytes, dtype, device) for dtype, item_bytes, device in kinds], Caps())
+    # launch order is the order of filling: cuda is complete before bfloat16, float32 is last
+    assert [(bucket.dtype, bucket.device, [slot.index for slot in bucket.slots]) for bucket in buckets] == [
+        ("float32", "cuda:0", [2]), ("bfloat16", "cpu", [1]), ("float32", "cpu", [3, 0]),
+    ]  # fmt: skip
 
 
 def test_groups_are_laid_out_in_the_order_in_which_they_fill():
-    order = [4, 2, 0, 1, 3]
-    buckets = lay_out(entries_of(1, 2, 3, 4, 5), [[4, 1], [2, 0], [3]], order)
+    buckets = lay_out(entries_of(1, 2, 3, 4, 5), [[4, 1], [2, 0], [3]], [4, 2, 0, 1, 3])
     assert members(buckets) == [[2, 0], [4, 1], [3]]
     assert [[slot.count for slot in bucket.slots] for bucket in buckets] == [[3, 1], [5, 2], [4]]

@@ -8,16 +8,15 @@ from torch.distributed.algorithms.join import Join
 
 from ranks import on
 from reducer_checks import SMALL, assert_gradients, expected_average, loss_of, mlp
+from refusals import refused
 from ringlet import GradientReducer, InvalidUsage
 
 
 @on("ranks")
 def test_what_excludes_delay_is_refused(rank, world):
     for options in ({"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": False}):
-        with pytest.raises(InvalidUsage, match="delay=1"):
-            GradientReducer(mlp(), delay=1, **options)
-    with pytest.raises(InvalidUsage, match=r"delay must be 0 \(off\) or 1"):
-        GradientReducer(mlp(), delay=2)
+        refused("delay=1", GradientReducer, mlp(), delay=1, **options)
+    refused(r"delay must be 0 \(off\) or 1", GradientReducer, mlp(), delay=2)
     with pytest.raises(InvalidUsage, match="leave out delay= or optimizer_in_backward="):
         GradientReducer(mlp(), delay=1, optimizer_in_backward=lambda p: torch.optim.SGD(p, lr=0.1))
     assert not GradientReducer(mlp()).flush()
@@ -76,8 +75,7 @@ def test_a_removed_reducer_refuses(rank, world):
         merge.finish,
         lambda: reducer.register_comm_hook(None, print),
     ):
-        with pytest.raises(InvalidUsage, match="the reducer was removed: make a new one"):
-            act()
+        refused("the reducer was removed: make a new one", act)
     reducer.remove()
     delayed = GradientReducer(model, delay=1, **SMALL)
     model.zero_grad()
@@ -85,8 +83,7 @@ def test_a_removed_reducer_refuses(rank, world):
     delayed.remove()
     assert delayed.flush(), "the last averages are not lost"
     assert_gradients(model, expected_average(model, world))
-    with pytest.raises(InvalidUsage, match=r"flush\(\): the reducer was removed"):
-        delayed.flush()
+    refused(r"flush\(\): the reducer was removed", delayed.flush)
 
 
 @on(2, "dist:gloo")

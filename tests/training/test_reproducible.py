@@ -16,7 +16,7 @@ from torch import nn
 
 import ringlet
 from ranks import Pool, on, with_kernels
-from ringlet.errors import InvalidUsage
+from refusals import refused
 from ringlet.training.reproducible import norms_over_ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -290,11 +290,6 @@ def exact_root(square):
     return float(Fraction(math.isqrt(int(scaled)), 2**300))
 
 
-def refused(call, words):
-    with pytest.raises(InvalidUsage, match=words):
-        call()
-
-
 @on((2, 4), "dist:ringlet")
 def test_what_would_break_the_promise_is_refused(rank, world):
     model = nn.Linear(2, 2)
@@ -302,57 +297,57 @@ def test_what_would_break_the_promise_is_refused(rank, world):
     def make(**options):
         return ringlet.GradientReducer(model, reproducible=True, **options)
 
-    refused(lambda: make(algorithm="ring" if world > 2 else "nobody"), "ring|nobody")
-    refused(lambda: make(delay=1), "leave out delay=")
-    refused(lambda: make(accumulate_dtype=torch.float32), "leave out accumulate_dtype=")
+    refused("ring|nobody", make, algorithm="ring" if world > 2 else "nobody")
+    refused("leave out delay=", make, delay=1)
+    refused("leave out accumulate_dtype=", make, accumulate_dtype=torch.float32)
     reducer = make()
-    refused(lambda: reducer.accumulate(3), "power of two of micro-batches.*got 3")
-    refused(lambda: reducer.accumulate(2, average=False), "leave average=True")
-    refused(lambda: reducer.no_sync().__enter__(), "call accumulate")
-    refused(lambda: reducer.join().__enter__(), "reproducible=True")
-    refused(lambda: reducer.register_comm_hook(None, print), "reproducible=True")
+    refused("power of two of micro-batches.*got 3", reducer.accumulate, 3)
+    refused("leave average=True", reducer.accumulate, 2, average=False)
+    refused("call accumulate", lambda: reducer.no_sync().__enter__())
+    refused("reproducible=True", lambda: reducer.join().__enter__())
+    refused("reproducible=True", reducer.register_comm_hook, None, print)
     window = reducer.accumulate(4)
     assert list(window.micro_batches) == list(range(4 * rank, 4 * rank + 4))
     inputs = torch.ones(1, 2)
     for _ in range(3):
         model(inputs).sum().backward()
         assert model.weight.grad is None, "a window's gradients are not in .grad before it closes"
-    refused(window.finish, "3 of 4 micro-batches, no power of two")
+    refused("3 of 4 micro-batches, no power of two", window.finish)
     for _ in range(2):
         model(inputs).sum().backward()
     assert window.finish()
     assert model.bias.grad.tolist() == [1, 1]
     for _ in range(3):
         model(inputs).sum().backward()
-    refused(lambda: model(inputs).sum().backward(), "weight, bias held values")
+    refused("weight, bias held values", lambda: model(inputs).sum().backward())
     assert model.bias.grad.tolist() == [1, 1]
     reducer.remove()
     ringlet.GradientReducer(nn.Linear(2, 2))
     normed = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     ringlet.GradientReducer(normed, reproducible=True)
-    refused(lambda: normed(torch.ones(3, 2)), "1 is a BatchNorm1d in training mode")
+    refused("1 is a BatchNorm1d in training mode", normed, torch.ones(3, 2))
     normed.eval()
     normed(torch.ones(3, 2)).sum().backward()
 
     def zero(**options):
         return ringlet.Zero(nn.Linear(2, 2), torch.optim.SGD, lr=0.1, reproducible=True, **options)
 
-    refused(lambda: zero(accumulate=3), "power of two of micro-batches.*got 3")
+    refused("power of two of micro-batches.*got 3", zero, accumulate=3)
     made = zero(stage=2, accumulate=2)
     assert list(made.micro_batches) == [rank, rank + world]
     made.module(inputs).sum().backward()
     assert not made.step()
-    refused(lambda: made.step(partial=True), "every window is full")
+    refused("every window is full", made.step, partial=True)
     made.module(inputs).sum().backward()
     clip = nn.utils.clip_grad_norm_
-    refused(lambda: clip(made.module.parameters(), 1.0, norm_type=3), "those of order 2 and inf do not")
-    refused(lambda: clip(made.optimizer.param_groups[0]["params"], 1.0), "with reproducible=True.*those of the module")
+    refused("those of order 2 and inf do not", clip, made.module.parameters(), 1.0, norm_type=3)
+    refused("with reproducible=True.*those of the module", clip, made.optimizer.param_groups[0]["params"], 1.0)
     clip(made.module.parameters(), 1.0, norm_type=torch.inf)
     assert made.step()
 
 
 def elsewhere(rank, world, words):
-    refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), words)
+    refused(words, ringlet.GradientReducer, nn.Linear(2, 2), reproducible=True)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +367,7 @@ def test_ranks_have_the_same_number_of_threads(rank, world):
     before = torch.get_num_threads()
     torch.set_num_threads(1 + rank)
     try:
-        refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), "get_num_threads")
+        refused("get_num_threads", ringlet.GradientReducer, nn.Linear(2, 2), reproducible=True)
     finally:
         torch.set_num_threads(before)
 
@@ -392,4 +387,4 @@ def test_a_stopped_backward_drops_the_window(rank, world):
     with pytest.raises(ValueError, match="stop"):
         model(inputs).sum().backward()
     handle.remove()
-    refused(lambda: model(inputs), "stopped in micro-batch 2")
+    refused("stopped in micro-batch 2", model, inputs)

@@ -10,6 +10,7 @@ from torch import nn
 
 import ringlet
 from ranks import on
+from refusals import refused
 from ringlet.training import agree
 from ringlet.training.zero.options import Options
 from zero_checks import STAGES, batch, loss_of, make, train_zero, zero_of
@@ -38,10 +39,8 @@ def test_optimizers_that_are_not_elementwise(rank, world):
         (Rows, r"Rows is not known to update each element independently.*known: ASGD, Ada.*elementwise=True"),
         ("Adam", "optimizer_class must be a class of torch.optim.Optimizer, got 'Adam'"),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=reason):
-            zero_of(model, cls, 1, lr=0.1)
-    with pytest.raises(ringlet.InvalidUsage, match="LBFGS"):
-        zero_of(model, torch.optim.LBFGS, 1, elementwise=True)
+        refused(reason, zero_of, model, cls, 1, lr=0.1)
+    refused("LBFGS", zero_of, model, torch.optim.LBFGS, 1, elementwise=True)
     zero = zero_of(model, Rows, 2, elementwise=True, lr=1e-2)
     train_zero(zero, rank, 1)
 
@@ -82,27 +81,19 @@ def test_settings_that_cannot_be(rank, world):
         ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
         ({"print_times": True}, "print_times=True needs print_every"),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=reason):
-            zero_of(model, lr=0.1, **given)
-    with pytest.raises(ringlet.InvalidUsage, match=r"the optimizer refuses its arguments.*learning_rate"):
-        zero_of(model, learning_rate=0.1)
+        refused(reason, zero_of, model, lr=0.1, **given)
+    refused(r"the optimizer refuses its arguments.*learning_rate", zero_of, model, learning_rate=0.1)
 
 
 def test_offloads_that_cannot_be():
-    with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
-        ringlet.Offload("file", "/nowhere/at/all")
+    refused("is not a folder", ringlet.Offload, "file", "/nowhere/at/all")
     for path in (3, b"/tmp", "", "/tmp\0"):
-        with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
-            ringlet.Offload("file", path)
-    with pytest.raises(ringlet.InvalidUsage, match="pin_memory must be True or False, got 'yes'"):
-        ringlet.Offload("cpu", pin_memory="yes")
-    with pytest.raises(ringlet.InvalidUsage, match="Offload: device must be 'cpu' or 'file', got nan"):
-        ringlet.Offload(float("nan"))
-    with pytest.raises(ringlet.InvalidUsage, match="leave it out with 'cpu'"):
-        ringlet.Offload("cpu", "/tmp")
+        refused("is not a folder", ringlet.Offload, "file", path)
+    refused("pin_memory must be True or False, got 'yes'", ringlet.Offload, "cpu", pin_memory="yes")
+    refused("Offload: device must be 'cpu' or 'file', got nan", ringlet.Offload, float("nan"))
+    refused("leave it out with 'cpu'", ringlet.Offload, "cpu", "/tmp")
     if not torch.accelerator.is_available():
-        with pytest.raises(ringlet.InvalidUsage, match=r"pin_memory=True needs .* an accelerator"):
-            ringlet.Offload("cpu", pin_memory=True)
+        refused(r"pin_memory=True needs .* an accelerator", ringlet.Offload, "cpu", pin_memory=True)
 
 
 class Special(nn.Parameter):
@@ -131,16 +122,14 @@ def test_modules_that_cannot_be(rank, world):
         (nn.Linear(3, 3, dtype=torch.complex64), r"parameter weight is torch\.complex64"),
         (nn.Sequential(nn.Embedding(4, 4, sparse=True)), "0 makes sparse gradients"),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=reason):
-            ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
+        refused(reason, ringlet.Zero, module, torch.optim.SGD, 1, lr=0.1)
 
 
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
 def wrong_on_one_rank(rank, world):
     wrong = {"max_norm": float("nan")} if rank == 1 else {}
     reason = "max_norm must be positive, got nan"
-    with pytest.raises(ringlet.InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):
-        zero_of(make(), lr=0.1, **wrong)
+    refused(reason if rank == 1 else f"rank 1 refused .*{reason}", zero_of, make(), lr=0.1, **wrong)
 
 
 def test_what_is_wrong_on_one_rank_is_refused_on_all(two):
@@ -160,12 +149,10 @@ def test_settings_have_the_defaults_of_options():
 
 @on("two")
 def test_ranks_that_differ(rank, world):
-    with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting stage=1', rank 1 has 'setting stage=2'"):
-        zero_of(make(), stage=1 + rank, lr=0.1)
+    refused("rank 0 has 'setting stage=1', rank 1 has 'setting stage=2'", zero_of, make(), stage=1 + rank, lr=0.1)
     with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting accumulate=1', rank 1 has 'setting accum"):
         zero_of(make(), accumulate=1 + rank, lr=0.1)
-    with pytest.raises(ringlet.InvalidUsage, match=r"rank 0 has 'setting optimizer=AdamW \{'lr': 0.5\}', rank 1 has"):
-        zero_of(make(), lr=0.5 + rank)
+    refused(r"rank 0 has 'setting optimizer=AdamW \{'lr': 0.5\}', rank 1 has", zero_of, make(), lr=0.5 + rank)
     with pytest.raises(ringlet.InvalidUsage, match=r"ranks hold different models: rank 0 has .*blocks\.3"):
         ringlet.Zero(make(layers=4 - rank), torch.optim.SGD, 1, lr=0.1)
 
@@ -175,29 +162,22 @@ def test_calls_in_the_wrong_order(rank, world):
     model = make()
     for stage in (1, 2, 3):
         zero = zero_of(model, stage=stage, accumulate=2, lr=0.1)
-        with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) without a backward since the last step\(\)"):
-            zero.step()
-        with pytest.raises(ringlet.InvalidUsage, match=r"partial must be True .*zero\.optimizer\.step\(closure\)"):
-            zero.step(lambda: None)
+        refused(r"step\(\) without a backward since the last step\(\)", zero.step)
+        refused(r"partial must be True .*zero\.optimizer\.step\(closure\)", zero.step, lambda: None)
         with pytest.raises(ringlet.InvalidUsage, match=r"zero\.optimizer\.add_param_group: .*options_of="):
             zero.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         loss_of(zero.module, *batch(0, rank)).backward()
-        with pytest.raises(ringlet.InvalidUsage, match="clip_grad_norm_ after 1 of 2 micro-batches"):
-            zero.clip_grad_norm_(1.0)
-        with pytest.raises(ringlet.InvalidUsage, match=r"load_state_dict\(\) between a backward and its step\(\)"):
-            zero.load_state_dict({})
+        refused("clip_grad_norm_ after 1 of 2 micro-batches", zero.clip_grad_norm_, 1.0)
+        refused(r"load_state_dict\(\) between a backward and its step\(\)", zero.load_state_dict, {})
         for wrong in (-1.0, 0, float("nan"), "1", None, True):
-            with pytest.raises(ringlet.InvalidUsage, match="max_norm must be positive"):
-                zero.clip_grad_norm_(wrong)
+            refused("max_norm must be positive", zero.clip_grad_norm_, wrong)
         loss_of(zero.module, *batch(1, rank)).backward()
         loss = loss_of(zero.module, *batch(2, rank))
-        with pytest.raises(ringlet.InvalidUsage, match=r"3 backwards in a window of 2: call step\(\)"):
-            loss.backward()
+        refused(r"3 backwards in a window of 2: call step\(\)", loss.backward)
         assert zero.step()  # the window was left as it was
         loss_of(zero.module, *batch(3, rank)).backward()
         zero.zero_grad()
-        with pytest.raises(ringlet.InvalidUsage, match="without a backward"):
-            zero.step()
+        refused("without a backward", zero.step)
         train_zero(zero, rank, 2, micro=2)
 
 
@@ -224,13 +204,11 @@ def test_a_sparse_gradient(rank, world):
 def test_parameters_in_one_memory(rank, world):
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight.data = model[0].weight.data.t()
-    with pytest.raises(ringlet.InvalidUsage, match=r"0\.weight and 1\.weight lie in the same memory"):
-        ringlet.Zero(model, torch.optim.SGD, lr=0.1)
+    refused(r"0\.weight and 1\.weight lie in the same memory", ringlet.Zero, model, torch.optim.SGD, lr=0.1)
     seen = nn.Linear(8, 8)  # a buffer that shows a part of a parameter, and would show it no more
     seen.register_buffer("row", seen.weight.detach()[2])
     for stage in STAGES:
-        with pytest.raises(ringlet.InvalidUsage, match="weight and row lie in the same memory"):
-            ringlet.Zero(seen, torch.optim.SGD, stage, lr=0.1)
+        refused("weight and row lie in the same memory", ringlet.Zero, seen, torch.optim.SGD, stage, lr=0.1)
     model.requires_grad_(False)
     model.append(nn.Linear(8, 8))
     flat = torch.zeros(20)  # neighbours
@@ -259,8 +237,7 @@ def test_a_removed_zero_refuses(rank, world):
             lambda: zero.gathered().__enter__(),  # noqa: B023
             lambda: zero.load_state_dict(kept),  # noqa: B023
         ):
-            with pytest.raises(ringlet.InvalidUsage, match="the Zero was removed: make a new one"):
-                act()
+            refused("the Zero was removed: make a new one", act)
 
 
 @on("two")
