@@ -118,7 +118,7 @@ bench: install peers
 	$(SAY) "benchmark"
 	@mkdir -p out
 	@for sweep in $(SWEEPS); do \
-	  $(INSIDE) python -m ringlet bench @benchmarks/sweeps/$$sweep.args --json out/$$sweep.jsonl --plot out/$$sweep.svg; \
+	  $(INSIDE) python -m benchmarks bench @benchmarks/sweeps/$$sweep.args --json out/$$sweep.jsonl --plot out/$$sweep.svg; \
 	  $(INSIDE) python benchmarks/page.py out/$$sweep.jsonl --page out/$$sweep.md > /dev/null; \
 	done
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringlet.bench.cases import BenchError
+from ringlet.bench.jobs import BenchError
 from ringlet.schedule.machine_file import read_toml
 
 NUMBERINGS = ("block", "cyclic")

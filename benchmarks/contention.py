@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import ringlet
-from ringlet.bench.cases import Sweep
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome, run
 from ringlet.cli import outputs
@@ -31,6 +30,7 @@ from ringlet.schedule.cost import uplink_load
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.clusters import Cluster, read_cluster
 from benchmarks.page import facts
+from benchmarks.sweep import Sweep
 from benchmarks.uplinks import stream_times
 
 CLUSTERS = ("4x2-block", "4x2-cyclic", "2x4-block", "2x4-cyclic")

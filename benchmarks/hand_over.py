@@ -28,11 +28,12 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.bench import repository, results
+from ringlet.bench import results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks import machine_limit
 from benchmarks.page import facts
 from benchmarks.thresholds import agreed, in_turns, seconds_a_call, table_line
 
@@ -124,7 +125,7 @@ def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
 
 def distance(rank: int) -> float:
     """Nanoseconds of a line between the two processors, there and back; rank 1 waits asleep."""
-    mine = repository.module("machine_limit").line_ns() if rank == 0 else 0.0
+    mine = machine_limit.line_ns() if rank == 0 else 0.0
     return agreed([mine])[0]
 
 

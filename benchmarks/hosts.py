@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.clusters import Cluster
 
-from ringlet.bench.cases import BenchError
+from ringlet.bench.jobs import BenchError
 
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")

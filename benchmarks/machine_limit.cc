@@ -1,4 +1,4 @@
-// What two cores of this machine can do without any library, for `ringlet bench --peers limit`: the time of a cache
+// What two cores of this machine can do without any library, for `python -m benchmarks bench --peers limit`: the time of a cache
 // line there and back, the rate at which one core reads what the other has just written, the rate of memory.
 //
 //     machine_limit PROCESSOR PROCESSOR line ROUNDS | written BYTES ROUNDS | memory BYTES ROUNDS ...

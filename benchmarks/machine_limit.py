@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringlet.bench.cases import BenchError, bus_factor, format_bytes
+from ringlet.bench.cases import bus_factor, format_bytes
+from ringlet.bench.jobs import BenchError
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 
@@ -42,8 +43,10 @@ class Cores:
 
 
 class Limit:
-    """Stands among the jobs of `ringlet bench`: answers with the least time of each call, measured in this process
-    while the ranks wait for their turns. measured: where it notes what it measures."""
+    """Stands among the jobs of a sweep: answers with the least time of each call, measured in this process while the
+    ranks wait for their turns. measured: where it notes what it measures."""
+
+    version = settings = ""
 
     def __init__(self, measured: list[Cores]) -> None:
         self._measured, self._least = measured, 0.0
@@ -57,9 +60,6 @@ class Limit:
         self._measured.append(measure(case.bytes))
         self._least = least_us(case, self._measured[-1])
         return [{"estimate_us": self._least, "wrong": None, "transport": "none"}]
-
-    def traffic(self) -> list[Any]:
-        return []
 
 
 def processors() -> tuple[int, int] | None:

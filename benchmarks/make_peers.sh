@@ -21,7 +21,7 @@ make_peer() {
     "$python" -m venv "$prefix"
     # The requirements are complete, and Intel MPI's wheel asks for a libfabric that is not on PyPI.
     "$prefix/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$requirements"
-    # `ok` is what `ringlet bench` looks for: two ranks have added 1 and 1.
+    # `ok` is what benchmarks/peers/mpi.py looks for: two ranks have added 1 and 1.
     "$prefix/bin/mpiexec" -n 2 "$prefix/bin/python" -c \
         'from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; print(end=MPI.Get_library_version()[:22] + "\n" if MPI.COMM_WORLD.rank == 0 else "")'
     cp "$requirements" "$prefix/ok"

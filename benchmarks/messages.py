@@ -26,7 +26,7 @@ from statistics import median
 import torch
 
 import ringlet
-from ringlet.bench import repository, results
+from ringlet.bench import results
 from ringlet.bench.cases import format_bytes
 from ringlet.cli import outputs
 
@@ -117,7 +117,9 @@ def measure(rank: int, path: str) -> None:
 
 def distance(rank: int) -> float:
     """Nanoseconds of a line between the two processors, there and back; rank 1 waits."""
-    found = repository.module("machine_limit").line_ns() if rank == 0 else 0.0
+    from benchmarks import machine_limit
+
+    found = machine_limit.line_ns() if rank == 0 else 0.0
     told = torch.tensor([found], dtype=torch.float64)
     ringlet.broadcast(told, 0)
     return told.item()

@@ -39,7 +39,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         f"{results.wrong_elements(rows)}. Times are medians over rounds, in microseconds; a time is the maximum over "
         "ranks. Bandwidths in GB/s."
     )
-    for table in [*report.uplinks(rows, meta), *report.summary(rows, meta), *report.measurements(rows, meta)]:
+    for table in [*uplinks.tables(rows, meta), *report.summary(rows, meta), *report.measurements(rows, meta)]:
         lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
         lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
         lines += ["| " + " | ".join(row) + " |" for row in table.rows]

@@ -23,7 +23,7 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.bench.cases import BenchError
+from ringlet.bench.jobs import BenchError
 from ringlet.bench.rules import size_text
 
 MARGIN = 0.05  # the least gain

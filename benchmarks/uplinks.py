@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks.clusters import Cluster
 
-from ringlet.bench.cases import STREAM, BenchError, Config, bus_factor
+from ringlet.bench.cases import STREAM, Config, bus_factor
+from ringlet.bench.jobs import BenchError
 from ringlet.bench.ranks.case import Case
 from ringlet.bench.report import Table, time_text
 from ringlet.bench.results import Call, Meta, Row, by_call, config_of, relative_to
@@ -27,12 +28,12 @@ def busiest_uplink(before: list[Any], after: list[Any]) -> int | None:
     )
 
 
-def refuse_what_went_around(cluster: Cluster, config: Config, case: Case, uplink: int) -> None:
+def refuse_what_went_around(cluster: Cluster, library: str, case: Case, uplink: int) -> None:
     """A library may detect that emulated hosts are one machine, and use its memory instead of the network."""
-    least = case.bytes * (1.0 if config.library == STREAM else uplink_factor(case.collective, cluster))
+    least = case.bytes * (1.0 if library == STREAM else uplink_factor(case.collective, cluster))
     if cluster.hosts > 1 and uplink < least:
         raise BenchError(
-            f"{config}: {uplink} bytes a call crossed the busiest uplink, but {case.collective} of {case.bytes} bytes "
+            f"{library}: {uplink} bytes a call crossed the busiest uplink, but {case.collective} of {case.bytes} bytes "
             f"needs {least:.0f}: it does not use the network between the hosts"
         )
 
@@ -53,7 +54,9 @@ def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
 
 def tables(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per call that moves data: the bytes on the busiest uplink, and times in those of a plain stream,
-    against the bound."""
+    against the bound. None without emulated hosts."""
+    if not meta.get("cluster"):
+        return []
     cluster = Cluster(**meta["cluster"])
     found, times = [], over_stream(rows)
     for call, here in by_call(rows):

@@ -19,7 +19,7 @@ from ringlet.schedule.execution import execute
 from ringlet.summation.report import panels
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "baselines" / "2026-11-27-summation-orders.jsonl"
-BESIDE = ("ringlet reveal gloo -n 4", "ringlet reveal openmpi -n 4")  # the picture's
+BESIDE = ("ringlet reveal gloo -n 4", "python -m benchmarks reveal openmpi -n 4")  # the picture's
 OWN = "ringlet:"
 NAMES = {
     "gloo": "gloo of torch",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.hosts import INTERFACE, Hosts
 
-from ringlet.bench import repository
-from ringlet.bench.cases import BenchError
+from ringlet.bench.jobs import BenchError
 
+_ENVIRONMENTS = Path(__file__).resolve().parents[2] / ".venv-peers"
 _PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 
 
@@ -59,6 +59,24 @@ SETTINGS = {
 }
 
 
+def prefix(peer: str) -> Path | None:
+    """The environment of an MPI library that `make peers` has made."""
+    made = _ENVIRONMENTS / peer
+    return made if (made / "bin" / "mpiexec").exists() and (made / "ok").exists() else None
+
+
+def installed() -> tuple[str, ...]:
+    """The MPI libraries that `make peers` has made."""
+    return tuple(peer for peer in SETTINGS if prefix(peer))
+
+
+def require(peers: Iterable[str]) -> None:
+    """BenchError for MPI libraries that are missing."""
+    missing = [peer for peer in peers if peer in SETTINGS and not prefix(peer)]
+    if missing:
+        raise BenchError(f"no environment for {', '.join(missing)}: run `make peers` in {_ENVIRONMENTS.parent}")
+
+
 def oversubscribed(world: int) -> bool:
     return world > len(os.sched_getaffinity(0))
 
@@ -72,11 +90,10 @@ def environment(peer: str, world: int, hosts: Hosts | None = None) -> dict[str, 
 
 def command(peer: str, world: int, job: str, socket_path: str, hosts: Hosts | None = None) -> list[str]:
     """The command that starts all of the peer's ranks; on emulated hosts, from the first of them."""
-    prefix = repository.prefix(peer)
-    if prefix is None:
-        raise BenchError(f"no environment for {peer}: run `make peers`")
-    program = [str(prefix / "bin" / "python"), str(_PROGRAM), job, socket_path]
-    start = [str(prefix / "bin" / "mpiexec"), *_arguments(peer, world, hosts), "-n", str(world), *program]
+    require([peer])
+    binaries = _ENVIRONMENTS / peer / "bin"
+    program = [str(binaries / "python"), str(_PROGRAM), job, socket_path]
+    start = [str(binaries / "mpiexec"), *_arguments(peer, world, hosts), "-n", str(world), *program]
     return hosts.command(0, start) if hosts else start
 
 

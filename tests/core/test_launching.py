@@ -22,7 +22,6 @@ from hosts import hosts
 from ranks import free_ports
 from refusals import refused
 from ringlet import environment
-from ringlet.bench import repository
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -321,7 +320,7 @@ pathlib.Path(sys.argv[1], f"result-{group.rank}").write_text(f"{group.world} {x[
 NO_PEERS = [pytest.param("", marks=pytest.mark.skip("run `make peers`"))]
 
 
-@pytest.mark.parametrize("peer", repository.installed() or NO_PEERS)
+@pytest.mark.parametrize("peer", mpi.installed() or NO_PEERS)
 def test_under_an_mpis_launcher(peer, tmp_path):
     environ = {name: value for name, value in limited().items() if name not in TORCH} | mpi.environment(peer, 2)
     mpiexec = mpi.command(peer, 2, "", "")[0]
@@ -363,7 +362,7 @@ def test_torchrun_on_two_hosts(tmp_path):
     assert {line[0] for line in results(tmp_path)} == {"host0", "host1"}
 
 
-@pytest.mark.parametrize("peer", [peer for peer in repository.installed() if peer != "intelmpi"])
+@pytest.mark.parametrize("peer", [peer for peer in mpi.installed() if peer != "intelmpi"])
 def test_an_mpis_launcher_on_two_hosts(peer, tmp_path):
     with hosts(2, ranks_per_host=2) as made:
         command = mpi.command(peer, 4, "", "", made)

@@ -1,6 +1,6 @@
 """Hosts for tests: emulated (benchmarks.hosts) where this machine allows them; else a test skips and says why.
 
-`ringlet bench --cluster` makes its hosts in the same way.
+`python -m benchmarks bench --cluster` makes its hosts in the same way.
 """
 
 from __future__ import annotations

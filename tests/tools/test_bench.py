@@ -14,12 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks import __main__ as benchmarks
 from benchmarks import machine_limit, page
+from benchmarks import sweep as sweeps
 from benchmarks.clusters import read_cluster
+from benchmarks.peers import mpi
 
-from ringlet.bench import report, repository, results
-from ringlet.bench.cases import BenchError, Config, Sweep, bus_factor, format_bytes, sizes
-from ringlet.bench.jobs import Job, Jobs
+from ringlet.bench import report, results
+from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
+from ringlet.bench.jobs import BenchError, Job, Jobs
 from ringlet.bench.plot import plot
 from ringlet.bench.ranks import data
 from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
@@ -34,6 +37,19 @@ SMALL = Sweep(begin_bytes=4, end_bytes=4096, factor=32, rounds=2, sample_ms=1.0,
 
 def parse(*words: str) -> argparse.Namespace:
     return make_parser()[0].parse_args(["bench", *words])
+
+
+def in_repository(monkeypatch: pytest.MonkeyPatch, *words: str) -> Sweep:
+    """The sweep that `python -m benchmarks bench` would run."""
+    found: list[Sweep] = []
+
+    def refuse(sweep: Sweep) -> None:
+        found.append(sweep)
+        raise BenchError("only built")
+
+    monkeypatch.setattr(bench_cli, "require_able", refuse)
+    assert benchmarks.main(("bench", *words)) == 2
+    return found[0]
 
 
 def bench(*words: str) -> int:
@@ -80,7 +96,7 @@ def test_options_override_those_of_a_file(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks" / "sweeps").iterdir()])
 def test_shipped_sweeps_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    sweep = build_sweep(parse(f"@benchmarks/sweeps/{name}.args"))
+    sweep = in_repository(monkeypatch, f"@benchmarks/sweeps/{name}.args")
     assert any(config.library == "ringlet" for config in sweep.configs())
     assert any(config.library != "ringlet" for config in sweep.configs())
 
@@ -89,7 +105,7 @@ BAD: list[dict[str, object]] = [
     {"peers": ("nccl",)},
     {"device": "cuda", "peers": ("mpich",)},
     {"device": "cuda", "peers": ("limit",)},
-    {"hosts": read_cluster(ROOT / "benchmarks/clusters/2x1.toml"), "peers": ("limit",)},
+    {"hosts": read_cluster(ROOT / "benchmarks/clusters/2x1.toml"), "peers": ("limit",), "worlds": (2,)},
     {"device": "cuda", "memory": ("allocator",)},
 ]
 
@@ -97,7 +113,7 @@ BAD: list[dict[str, object]] = [
 @pytest.mark.parametrize("bad", BAD)
 def test_a_sweep_that_cannot_run_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(BenchError):
-        replace(SMALL, **bad)  # type: ignore[arg-type]
+        sweeps.Sweep(**bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -318,7 +334,7 @@ def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file, usable = tmp_path / "all.jsonl", os.sched_getaffinity(0)
     flags = ["--world", f"2,{len(usable) + 1}", "--collective", "all_reduce,barrier", "--peers", "limit"]
     flags += ["--memory", "ordinary", "-b", "4", "-e", "64K", "-f", "16384", "--rounds", "2", "--ms", "1"]
-    assert bench(*flags, "--json", str(file)) == 0
+    assert benchmarks.main(("bench", *flags, "--json", str(file))) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert {tuple(row) for row in rows} == {results.KEYS}
     found = [row for row in rows if row["library"] == "limit"]
@@ -395,10 +411,12 @@ def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
     assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
 
 
-@pytest.mark.parametrize("peer", repository.installed())
+@pytest.mark.parametrize("peer", mpi.installed())
 @pytest.mark.parametrize("world", [2, 4])
 def test_mpi_end_to_end(peer: str, world: int) -> None:
-    outcome = run(replace(SMALL, worlds=(world,), algorithms=(), peers=(peer,), rounds=1))
+    small = {**asdict(SMALL), "worlds": (world,), "algorithms": (), "peers": (peer,), "rounds": 1}
+    outcome = run(sweeps.Sweep(**small))
+    assert f"{peer}, {world} ranks" in outcome.settings
     assert [row["library"] for row in outcome.rows] == [peer] * 3
     assert results.wrong_elements(outcome.rows) == 0
 
@@ -445,18 +463,18 @@ def test_wrong_elements_of_any_round_fail_the_command(
 # ---- what goes wrong
 
 
-def test_a_named_peer_that_is_missing_stops_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(repository, "root", lambda: tmp_path)
-    with pytest.raises(BenchError, match="no environment for mpich: run `make peers`"):
-        run(replace(SMALL, peers=("gloo", "mpich")))
-    assert bench("--peers", "mpich") == 2
+def test_a_named_peer_that_is_missing_stops_everything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpi, "_ENVIRONMENTS", tmp_path)
+    file = tmp_path / "rows.jsonl"
+    assert benchmarks.main(("bench", "--peers", "gloo,mpich", "--json", str(file))) == 2
+    assert "no environment for mpich: run `make peers`" in capsys.readouterr().err and not file.exists()
 
 
 def test_a_peer_not_named_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(repository, "root", lambda: tmp_path)
-    monkeypatch.setattr(bench_cli, "run", lambda sweep, seen: Outcome([a_row("ringlet", 1.0, 0)]))
-    assert build_sweep(parse()).peers == ("gloo",)
-    assert bench() == 0
+    monkeypatch.setattr(mpi, "_ENVIRONMENTS", tmp_path)
+    assert in_repository(monkeypatch).peers == ("gloo",) == build_sweep(parse()).peers
 
 
 def processes_of(jobs: Jobs) -> list[int]:

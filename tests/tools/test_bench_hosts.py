@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import hosts, page
+from benchmarks import hosts, page, uplinks
+from benchmarks.__main__ import main
 from benchmarks.clusters import Cluster
+from benchmarks.peers import mpi
+from benchmarks.sweep import Sweep
 from benchmarks.uplinks import busiest_uplink, over_stream, stream_times, uplink_factor
 
 from hosts import require_hosts
-from ringlet.bench import report, repository, results
-from ringlet.bench.cases import BenchError, Sweep
+from ringlet.bench import results
+from ringlet.bench.jobs import BenchError
 from ringlet.bench.run import run
 from ringlet.cli import bench as cli
-from ringlet.cli.main import main, make_parser
 
 ROOT = Path(__file__).parents[2]
 PAIR = Cluster(2, uplink_mbit=1000)
@@ -24,7 +26,7 @@ SMALL = Sweep(
     worlds=(2,), hosts=PAIR, algorithms=(), memory=("ordinary",), peers=("stream", "gloo"),
     begin_bytes=4, end_bytes=1 << 18, factor=1 << 16, rounds=2, sample_ms=1.0,
 )  # fmt: skip
-ON_HOSTS = tuple(peer for peer in repository.installed() if peer != "intelmpi")
+ON_HOSTS = tuple(peer for peer in mpi.installed() if peer != "intelmpi")
 
 
 def bench(*words: str) -> int:
@@ -76,7 +78,7 @@ def test_each_collective_has_its_own_bound_and_its_own_stream():
     assert found == {"all_reduce": 1.0, "all_gather": 2.0}
     with pytest.raises(ValueError, match="several calls"):
         stream_times(rows)
-    reduce, gather = report.uplinks(rows, {"cluster": {"hosts": 4}})
+    reduce, gather = uplinks.tables(rows, {"cluster": {"hosts": 4}})
     assert reduce.title.startswith("all_reduce of float32: ") and "is 1.500 buffers" in reduce.title
     assert gather.title.startswith("all_gather of float32: ") and "is 0.750 buffers" in gather.title
     assert [table.rows[0][-3:] for table in (reduce, gather)] == [
@@ -88,14 +90,14 @@ def test_each_collective_has_its_own_bound_and_its_own_stream():
 def test_rows_without_bytes_on_uplinks_are_not_in_their_table():
     rows = [on_hosts("ringlet", "barrier", 5.0, 60, bytes=0), on_hosts("ringlet", "all_reduce", 5.0, None)]
     rows += [on_hosts("ringlet", "all_gather", 5.0, 900, world=8), on_hosts("ringlet", "all_gather", 5.0, 900, wrong=1)]
-    (table,) = report.uplinks(rows, {"cluster": {"hosts": 4}})  # the other world is of other hosts
+    (table,) = uplinks.tables(rows, {"cluster": {"hosts": 4}})  # the other world is of other hosts
     assert [line[3:] for line in table.rows] == [["900", "0.900", "", ""]]
 
 
 # ---- end to end
 
 
-def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_gloo_against_the_stream(tmp_path: Path):
     require_hosts()
     file, described = tmp_path / "all.jsonl", tmp_path / "pair.toml"
     described.write_text("hosts = 2\nuplink_mbit = 1000\n")
@@ -108,11 +110,10 @@ def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row["wrong"] == (None if row["library"] == "stream" else 0)
     meta = json.loads(file.with_suffix(".meta.json").read_text())
     assert meta["cluster"]["hosts"] == 2 and meta["cluster"]["name"] == "pair"
-    (table,) = report.uplinks(rows, meta)
+    (table,) = uplinks.tables(rows, meta)
     assert [line[0] for line in table.rows] == ["gloo", "gloo"] and all(line[-1].endswith("%") for line in table.rows)
     written = page.markdown(rows, meta)
     assert "| emulated cluster | 2 hosts x 1 rank, uplinks 1000 Mbit/s" in written and table.title in written
-    assert "busiest uplink" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("peer", ON_HOSTS)
@@ -142,14 +143,21 @@ def test_a_rank_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_sweep_may_name_its_hosts(monkeypatch: pytest.MonkeyPatch):
+    found: list[Sweep] = []
+
+    def refuse(sweep: Sweep):
+        found.append(sweep)
+        raise BenchError("only built")
+
     monkeypatch.chdir(ROOT)
-    parser, _ = make_parser()
-    sweep = "@benchmarks/sweeps/contention.args"
-    named = cli.build_sweep(parser.parse_args(["bench", sweep]))
-    assert named.hosts and (named.hosts.name, named.worlds) == ("4x2-block", (8,))
-    other = cli.build_sweep(parser.parse_args(["bench", sweep, "--cluster", "benchmarks/clusters/2x4-cyclic.toml"]))
+    monkeypatch.setattr(cli, "require_able", refuse)
+    for more in ((), ("--cluster", "benchmarks/clusters/2x4-cyclic.toml")):
+        assert bench("@benchmarks/sweeps/contention.args", *more) == 2
+    named, other = found
+    assert named.hosts and (named.hosts.name, named.worlds, named.medium) == ("4x2-block", (8,), "hosts")
     assert other.hosts and (other.hosts.name, other.worlds) == ("2x4-cyclic", (8,))
     assert other.hosts.numbering == "cyclic" and other.peers == ("stream",)
+    assert (SMALL.medium, Sweep().medium) == ("apart", "hosts")
 
 
 # ---- what cannot run

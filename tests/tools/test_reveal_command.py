@@ -4,8 +4,9 @@ import json
 import xml.etree.ElementTree
 
 import pytest
+from benchmarks.__main__ import main as benchmarks_main
+from benchmarks.peers import mpi
 
-from ringlet.bench import repository
 from ringlet.cli.main import main
 from ringlet.schedule import draw_trees
 
@@ -13,7 +14,7 @@ from ringlet.schedule import draw_trees
 def revealed(tmp_path, *words):
     """What the command writes for programs, of each target."""
     file = tmp_path / "found.json"
-    assert main(["reveal", *words, "--json", str(file)]) == 0
+    assert benchmarks_main(["reveal", *words, "--json", str(file)]) == 0
     return json.loads(file.read_text())
 
 
@@ -45,7 +46,7 @@ def test_a_function_of_a_module(tmp_path, monkeypatch, capsys):
     assert "own:missing cannot be imported: module 'own' has no attribute 'missing'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif("openmpi" not in repository.installed(), reason="needs Open MPI, which `make peers` installs")
+@pytest.mark.skipif("openmpi" not in mpi.installed(), reason="needs Open MPI, which `make peers` installs")
 def test_the_size_at_which_open_mpi_changes_its_order_is_found(tmp_path):
     (found,) = revealed(tmp_path, "openmpi", "-n", "3", "--sizes", "2000,2500,4096")
     orders = {seen["elements"]: len(set(seen["layouts"][0]["orders"])) for seen in found["messages"]}

@@ -4,7 +4,7 @@ import pytest
 from benchmarks import thresholds
 
 from ringlet import _C
-from ringlet.bench.cases import BenchError
+from ringlet.bench.jobs import BenchError
 
 USUAL = _C.tuned("", "")
 

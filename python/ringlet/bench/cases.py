@@ -10,24 +10,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringlet.errors import Error
-
+from .jobs import BenchError, Job, Jobs
 from .ranks.case import ITEM_BYTES, KEEP_BYTES, LISTS, REDUCING, SPLIT, Case
 
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
 STREAM = "stream"  # one plain TCP connection that carries the bytes once: what a link gives
 NCCL = "nccl"  # through torch.distributed
 LIMIT = "limit"  # no library: the least time that two cores of this machine allow
-PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL, LIMIT)
+PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL, LIMIT)  # in the order of tables; benchmarks/ has all but gloo and nccl
 DEVICES = ("cpu", "cuda")
 OWN_OF_NCCL = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")  # have the algorithm "nccl"
-
-
-class BenchError(Error):
-    """A sweep that cannot run, or a rank that died in one; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class Config:
 class Sweep:
     """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`.
 
-    hosts: the Cluster of benchmarks/clusters.py to run on, whose world `worlds` then is; None: this machine, as it is.
     transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
     device: of the buffers; rank r's are on GPU r modulo the number of GPUs. variables: of the ranks' environment.
     """
@@ -75,26 +70,18 @@ class Sweep:
     rounds: int = 5
     sample_ms: float = 50.0
     timeout_s: float = 120.0
-    hosts: Any = None
     transport: str = ""
     device: str = "cpu"
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        on_gpu, hosts = self.device != "cpu", self.hosts
+        on_gpu = self.device != "cpu"
         slow = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
         for wrong, what in (
             (not on_gpu and NCCL in self.peers, "peers: nccl needs --device cuda"),
             (on_gpu and slow, f"peers: {', '.join(slow)} cannot be measured on GPUs: give nccl or gloo"),
             (on_gpu and "allocator" in self.memory,
              "memory: allocator replaces torch's on the host only: for a GPU give registered or ordinary"),
-            (on_gpu and hosts, "hosts: emulated hosts have no GPU: leave out --cluster or --device"),
-            (hosts and self.worlds != (getattr(hosts, "world", 0),),
-             f"world: {hosts} has {getattr(hosts, 'world', 0)} ranks, got world {self.worlds}"),
-            (hosts and "intelmpi" in self.peers,
-             "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"),
-            (hosts and LIMIT in self.peers,
-             "peers: the limit is that of one host's cores: leave out limit or --cluster"),
             (self.end_bytes < self.begin_bytes, "sizes: -e must be at least -b"),
         ):  # fmt: skip
             if wrong:
@@ -107,6 +94,26 @@ class Sweep:
             return dict(self.variables)
         mebibytes = math.ceil((2 * self.end_bytes + 8 * KEEP_BYTES) / (1 << 20))
         return {"RINGLET_GPU_HEAP_MIB": os.environ.get("RINGLET_GPU_HEAP_MIB", str(mebibytes)), **self.variables}
+
+    def refusal(self) -> str:
+        """Why this machine cannot run it; empty if it can."""
+        return ""
+
+    def circumstances(self) -> dict[str, Any]:
+        """What is to be told with the figures, beside the machine, after the run."""
+        return {}
+
+    def jobs(self, world: int) -> AbstractContextManager[Mapping[str, Job]]:
+        """The ranks of all configurations."""
+        return Jobs(
+            [config.job for config in self.configs()], world, self.timeout_s,
+            transport=self.transport, device=self.device, variables=self.environment(),
+        )  # fmt: skip
+
+    @property
+    def medium(self) -> str:
+        """What rules call the way of calls over TCP."""
+        return "hosts"
 
     def configs(self) -> list[Config]:
         """ringlet's ways, then the peers; through torch there is no choice of algorithm."""

@@ -1,8 +1,7 @@
 """The processes of one library: starts them once, tells them what to measure, and stops or kills them.
 
 Ranks connect to a unix socket in a private folder and then wait for a command. A job is all ranks of a library in one
-world. The benchmark starts ringlet, gloo and the plain stream rank by rank, an MPI library through its own mpiexec. On
-emulated hosts all hosts share the folder. If a rank is on another host than in the cluster, it is refused.
+world. benchmarks/jobs.py starts those of more libraries, on emulated hosts too.
 """
 
 from __future__ import annotations
@@ -22,23 +21,25 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from . import repository
-from .cases import MPI_PEERS, STREAM, BenchError
+from ringlet.errors import Error
 
 _STOP_S = 10.0
 
 
-class Job:
-    """One library's ranks. Not thread-safe; killed by `Jobs`. hosts: as in Jobs."""
+class BenchError(Error):
+    """A sweep that cannot run, or a rank that died in one; the message says which and what to do."""
 
-    def __init__(
-        self, name: str, world: int, commands: list[list[str]], env: Mapping[str, str], folder: Path, hosts: Any = None
-    ) -> None:
+
+class Job:
+    """One library's ranks. Not thread-safe; killed by `Jobs`. settings: what it is given beyond its defaults."""
+
+    settings = ""
+
+    def __init__(self, name: str, world: int, commands: list[list[str]], env: Mapping[str, str], folder: Path) -> None:
         self.name, self.world, self.version = name, world, ""
-        self._hosts, self._folder, self._log = hosts, folder, folder / (name.replace("/", "-") + ".log")
+        self._folder, self._log = folder, folder / (name.replace("/", "-") + ".log")
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
-        self._shared_files: set[Path] = set()
         with open(self._log, "wb") as log:
             self._processes = [
                 subprocess.Popen(
@@ -63,7 +64,6 @@ class Job:
 
     def await_ready(self, timeout_s: float) -> None:
         self.version = self._answers(timeout_s, "start")[0]["version"]
-        self._note_shared_files()
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Give all ranks a command, return their answers in rank order."""
@@ -75,10 +75,6 @@ class Job:
                 raise self._died(f"rank {rank} is gone ({error})") from error
         return self._answers(timeout_s, command["do"])
 
-    def traffic(self) -> list[Any]:
-        """The uplinks' counters. They count all jobs, but jobs are measured in turns. None without emulated hosts."""
-        return self._hosts.traffic() if self._hosts else []
-
     def stop(self) -> None:
         """Ends the processes in order. `kill` ends those that do not stop."""
         for connection in self._connections.values():
@@ -87,9 +83,8 @@ class Job:
         _await(self._processes, _STOP_S)
 
     def kill(self) -> None:
-        """Ends the rest: first mpiexec, in order, so that it removes its files, then everything."""
+        """Ends the rest: first a launcher, in order, so that it removes its files, then everything."""
         running = [process for process in self._processes if process.poll() is None]
-        self._note_shared_files()
         for process in running:
             process.terminate()
         _await(running, _STOP_S / 5)
@@ -103,13 +98,6 @@ class Job:
             with contextlib.suppress(OSError):
                 if os.fsencode(self._folder) in Path(f"/proc/{self._pids[rank]}/cmdline").read_bytes():
                     os.kill(self._pids[rank], signal.SIGKILL)
-        for file in self._shared_files:
-            file.unlink(missing_ok=True)
-
-    def _note_shared_files(self) -> None:
-        """Of an MPI library, which cannot remove them any more once it is killed."""
-        if self.name.partition("/")[0] in MPI_PEERS:
-            self._shared_files |= repository.module("peers.mpi").shared_files(self._pids.values())
 
     def _answers(self, timeout_s: float, doing: str) -> list[dict[str, Any]]:
         until, answers = time.monotonic() + timeout_s, {}
@@ -147,7 +135,7 @@ def _await(processes: Iterable[subprocess.Popen[bytes]], seconds: float) -> None
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: a `Hosts` of benchmarks/hosts.py; None: this machine. transport, device, variables: as in `Sweep`.
+    transport, device, variables: as in `Sweep`.
     """
 
     def __init__(
@@ -156,25 +144,23 @@ class Jobs:
         world: int,
         timeout_s: float,
         *,
-        hosts: Any = None,
         transport: str = "",
         device: str = "cpu",
         variables: Mapping[str, str] = {},
     ) -> None:
-        self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
-        self._hosts, self._transport, self._device, self._variables = hosts, transport, device, variables
+        self._names, self.world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
+        self._transport, self._device, self._variables = transport, device, variables
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
-        self._folder = Path(tempfile.mkdtemp(prefix="ringlet-bench-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ringlet-bench-"))
         try:
-            path = self._folder / "socket"
+            path = self.folder / "socket"
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
-                listener.listen(self._world * len(self._names))
+                listener.listen(self.world * len(self._names))
                 for name in self._names:
-                    commands, env = self._commands(name, str(path))
-                    self._jobs[name] = Job(name, self._world, commands, env, self._folder, self._hosts)
+                    self._jobs[name] = self.start(name, str(path))
                 self._accept(listener)
             for job in self._jobs.values():
                 job.await_ready(self._timeout_s)
@@ -204,45 +190,33 @@ class Jobs:
                 with contextlib.suppress(EOFError, ConnectionError):  # it has ended
                     if connection.poll(self._timeout_s):
                         hello = json.loads(connection.recv_bytes())
-                        self._check_place(hello)
-                        self._jobs[hello["job"]].attach(connection, hello)
+                        self.attach(connection, hello)
 
-    def _check_place(self, hello: dict[str, Any]) -> None:
-        if self._hosts:
-            wanted = self._hosts.names[self._hosts.cluster.host_of(hello["rank"])]
-            if hello["host"] != wanted:
-                raise BenchError(f"{hello['job']}: rank {hello['rank']} runs on {hello['host']}, not on {wanted}")
+    def attach(self, connection: Connection, hello: dict[str, Any]) -> None:
+        """A rank has come. hello: its job, rank, host and process."""
+        self._jobs[hello["job"]].attach(connection, hello)
 
-    def _commands(self, name: str, path: str) -> tuple[list[list[str]], dict[str, str]]:
-        """The commands that start a job's ranks, and the variables they get. path: of the socket."""
-        library = name.partition("/")[0]
-        # One thread a rank, as torchrun sets; files that a killed MPI leaves go with the folder.
-        env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
-        if library in MPI_PEERS:
-            mpi = repository.module("peers.mpi")
-            # The peers' own Python imports this package's `ranks`, without ringlet or torch.
-            env |= {"RINGLET_BENCH_RANKS": str(Path(__file__).parent / "ranks"), "PYTHONPATH": ""}
-            env |= mpi.environment(library, self._world, self._hosts)
-            return [mpi.command(library, self._world, name, path, self._hosts)], env
-        env |= self._variables
-        module, last = "ringlet.bench.ranks.torch_ranks", [self._transport, self._device]
+    def start(self, name: str, path: str) -> Job:
+        """A job with its processes. path: of the socket."""
+        commands, env = self.commands(name, path)
+        return Job(name, self.world, commands, env, self.folder)
+
+    def commands(self, name: str, path: str) -> tuple[list[list[str]], dict[str, str]]:
+        """The commands that start a job's ranks, and the variables they get."""
         places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-        if library == STREAM:
-            module, last = "benchmarks.peers.raw_tcp", repository.module("peers.raw_tcp").ends(self._hosts)
-            places.insert(0, str(repository.root()))
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        env = {**self.environment(), **self._variables, "PYTHONPATH": os.pathsep.join(filter(None, places))}
         if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
             env["RINGLET_TRANSPORT"] = self._transport
-        store = str(self._folder / (name.replace("/", "-") + ".store"))
-        start = [sys.executable, "-m", module, name]
-        commands = [[*start, str(rank), str(self._world), path, store, *last] for rank in range(self._world)]
-        if self._hosts:
-            env["GLOO_SOCKET_IFNAME"] = self._hosts.interface
-            places_of = map(self._hosts.cluster.host_of, range(self._world))
-            commands = [self._hosts.command(host, line) for host, line in zip(places_of, commands, strict=True)]
-        return commands, env
+        store = str(self.folder / (name.replace("/", "-") + ".store"))
+        start = [sys.executable, "-m", "ringlet.bench.ranks.torch_ranks", name]
+        last = [path, store, self._transport, self._device]
+        return [[*start, str(rank), str(self.world), *last] for rank in range(self.world)], env
+
+    def environment(self) -> dict[str, str]:
+        """One thread a rank, as torchrun sets; files that a killed rank leaves go with the folder."""
+        return {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)}
 
     def _kill(self) -> None:
         for job in self._jobs.values():
             job.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

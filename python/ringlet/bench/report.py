@@ -10,7 +10,6 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from . import repository
 from .cases import LIMIT, MPI_PEERS, Config, format_bytes
 from .results import Call, Comparison, Meta, Row, by_call, compare, config_of, relative_to
 
@@ -90,11 +89,6 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
         ratios[one.config] += one.ratios.values()
     means = {config: _ratio(statistics.geometric_mean(found)) for config, found in ratios.items()}
     return [["of all collectives"] + [means.pop(one.config, "") for one in comparisons]]
-
-
-def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
-    """On emulated hosts, one table per call that moves data: the bytes on the busiest uplink."""
-    return repository.module("uplinks").tables(rows, meta) if meta.get("cluster") else []
 
 
 def _ranks(world: int, meta: Meta) -> str:

@@ -8,7 +8,6 @@ NAME is its whole name.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -27,9 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 import ringlet
-from ringlet.group import congestion_controls
 
-from . import repository
 from .cases import MPI_PEERS, NCCL, PEERS, BenchError, Config, bus_factor, format_bytes
 from .run import Outcome, Row
 
@@ -193,11 +190,11 @@ def write_meta(path: Path, meta: Meta) -> None:
     meta_file(path).write_text(json.dumps(meta, indent=2) + "\n")
 
 
-def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = None) -> Meta:
+def circumstances(load: float, outcome: Outcome | None = None) -> Meta:
     """The circumstances of a figure: hardware, command, commit and versions. load: its average before the run. outcome:
     of a sweep; None: of a program with ringlet and torch."""
     outcome = outcome or Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__})
-    meta = {
+    return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
         "command": _command(),
@@ -207,21 +204,16 @@ def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = No
         "settings": outcome.settings,
         "refused": outcome.refused,
     }
-    if cluster:
-        machines, used = congestion_controls()  # the machine's is that of the peers
-        told = machines if used == machines else f"{machines}; of ringlet's connections {used}"
-        meta |= {"cluster": dataclasses.asdict(cluster), "congestion_control": told}
-    if outcome.limits:
-        meta["limit"] = repository.module("machine_limit").summary(outcome.limits)
-    return meta
 
 
 def _command() -> str:
     """The command as a user types it: the program by its folder and name, given files by their names."""
     program = Path(sys.argv[0])
-    name = f"{program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
+    name = program.name
+    if program.suffix == ".py" and name != "__main__.py":
+        name = f"{program.parent.name}/{name}"
     named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["ringlet" if program.name == "__main__.py" else name, *named])
+    return shlex.join([*(["python", "-m", program.parent.name] if name == "__main__.py" else [name]), *named])
 
 
 def machine() -> dict[str, Any]:

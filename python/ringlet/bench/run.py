@@ -9,16 +9,14 @@ measurement is one checked call, warm-up, and as many calls as fill `sample_ms`,
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import repository
-from .cases import LIMIT, MPI_PEERS, Config, Sweep, bus_factor
-from .jobs import Job, Jobs
+from .cases import Config, Sweep, bus_factor
+from .jobs import Job
 from .ranks.case import Case
 
 # From this duration on, a sample is one call. On a GPU the host waits for it once a sample, which takes long.
@@ -39,7 +37,6 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    limits: list[Any] = field(default_factory=list)  # of benchmarks/machine_limit.py
 
 
 # (row just measured or None if refused, measurements done, measurements in all)
@@ -47,22 +44,15 @@ Watcher = Callable[[Row | None, int, int], None]
 
 
 def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome:
-    """Measure everything. Raises BenchError, with nothing left running, if a rank dies or a peer is missing."""
-    repository.require(sweep.peers)
+    """Measure everything. Raises BenchError, with nothing left running, if a rank dies."""
     outcome, configs, done = Outcome(), sweep.configs(), 0
     total = sum(len(sweep.cases(world, config)) for world in sweep.worlds for config in configs) * sweep.rounds
     for world in sweep.worlds:
-        with contextlib.ExitStack() as stack:
-            hosts = stack.enter_context(repository.module("hosts").Hosts(sweep.hosts)) if sweep.hosts else None
-            jobs: dict[str, Any] = stack.enter_context(
-                Jobs(
-                    [config.job for config in configs if config.library != LIMIT], world, sweep.timeout_s,
-                    hosts=hosts, transport=sweep.transport, device=sweep.device, variables=sweep.environment(),
-                )
-            )  # fmt: skip
-            _describe(outcome, jobs, hosts)
-            if LIMIT in sweep.peers:
-                jobs = {**jobs, f"{LIMIT}/threads": repository.module("machine_limit").Limit(outcome.limits)}
+        with sweep.jobs(world) as jobs:
+            for name, job in jobs.items():
+                library = name.partition("/")[0]
+                outcome.versions |= {library: job.version} if job.version else {}
+                outcome.settings |= {f"{library}, {world} ranks": job.settings} if job.settings else {}
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row, name = None, sweep.named(config, case)
                 if name not in outcome.refused:
@@ -114,14 +104,7 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
         found = timed(_MIN_SAMPLES, plan_samples(sweep, estimate_us)[1])
         estimate_us = max(answer["p50"] for answer in found)
     samples, batch = plan_samples(sweep, estimate_us)
-    before = job.traffic()
     found = timed(samples, batch)
-    uplink = None
-    if sweep.hosts:
-        uplinks = repository.module("uplinks")
-        # One batch goes untimed before the samples.
-        uplink = round(uplinks.busiest_uplink(before, job.traffic()) / (batch * (samples + 1)))
-        uplinks.refuse_what_went_around(sweep.hosts, config, case, uplink)
     least, median, high = (max(answer[key] for answer in found) for key in ("min", "p50", "p99"))
     algbw = case.bytes / median / 1000
     wrong = [answer["wrong"] for answer in prepared]
@@ -143,14 +126,5 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
         "algbw_gbps": float(f"{algbw:.5g}"),
         "busbw_gbps": float(f"{algbw * bus_factor(case.collective, case.world, config.library):.5g}"),
         "wrong": None if wrong[0] is None else sum(wrong),
-        "uplink_bytes": uplink,
+        "uplink_bytes": found[0].get("uplink_bytes"),
     }
-
-
-def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Any) -> None:
-    for name, job in jobs.items():
-        library = name.partition("/")[0]
-        outcome.versions[library] = job.version
-        if library in MPI_PEERS:
-            mpi = repository.module("peers.mpi")
-            outcome.settings[f"{library}, {job.world} ranks"] = mpi.describe(library, job.world, hosts)

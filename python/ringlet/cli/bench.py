@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ringlet import group
-from ringlet.bench import report, repository, results
-from ringlet.bench.cases import MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, BenchError, Sweep, format_bytes
+from ringlet.bench import report, results
+from ringlet.bench.cases import NCCL, OWN_OF_NCCL, BenchError, Sweep, format_bytes
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
@@ -23,10 +23,9 @@ from ringlet.supervisor import termination_raises
 
 _EXAMPLES = """\
 ringlet bench --algorithm ring,butterfly,two_shot -e 16M
-ringlet bench @benchmarks/sweeps/main.args --json main.jsonl --plot main.svg
-ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
+ringlet bench @benchmarks/sweeps/torch.args --json torch.jsonl --plot torch.svg
+ringlet bench --world 4,8 -b 64K --peers none
 ringlet bench --algorithm ring,mine.py -e 16M
-ringlet bench --cluster benchmarks/clusters/4x1.toml --algorithm ring,circulant -b 64K -e 16M
 
 @FILE stands for the options in FILE. Those after it count before them.
 bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
@@ -45,7 +44,7 @@ INSTEAD = dict.fromkeys(
 ) | {
     "-n": "give --iters for the timed calls of a measurement, as nccl-tests' other name is, or --world for ranks",
     "-o": "give --op for the operation, or --json or --plot for a file",
-    "--hosts": "hosts here are emulated ones with links of a speed: give --cluster",
+    "--hosts": "ranks run on this host: give --world",
 }
 
 
@@ -59,13 +58,13 @@ def add_to(commands: Any) -> None:
     """The dest of an option is the setting of `Sweep`, whose default counts if the option is None."""
     parser = options.add_command(
         commands, "bench", bench_command,
-        help="measure collectives against gloo and MPI libraries",
-        description="Measure a collective over message sizes, against gloo and MPI libraries, interleaved in one run.",
+        help="measure collectives against gloo and NCCL",
+        description="Measure a collective over message sizes, against gloo or NCCL, interleaved in one run.",
         examples=_EXAMPLES,
     )  # fmt: skip
     parser.instead, parser.fromfile_prefix_chars = INSTEAD, "@"
+    parser.set_defaults(sweep=Sweep)
     what, how = parser.add_argument_group("what to measure"), parser.add_argument_group("how")
-    options.add(what, "cluster", dest="hosts")
     options.add(what, "device", default=None,
         help="of the buffers: KNOWN (default cpu; cuda: compare with NCCL)")  # fmt: skip
     options.add(what, "transport")
@@ -80,8 +79,8 @@ def add_to(commands: Any) -> None:
         "ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
     what.add_argument("--via", type=options.names(("api", "torch")), metavar="V,V",
         help="api (ringlet's own interface, the default), torch (torch.distributed)")  # fmt: skip
-    what.add_argument("--peers", type=options.names(PEERS, none=True), metavar="P,P",
-        help=f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")  # fmt: skip
+    what.add_argument("--peers", type=options.names(("gloo", NCCL), none=True), metavar="P,P",
+        help="gloo, nccl or none (default gloo; nccl with --device cuda)")  # fmt: skip
     options.add(what, "dtype", type=options.one_of(tuple(ITEM_BYTES), _DTYPES_OF_NCCL_TESTS),
         help="also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")  # fmt: skip
     what.add_argument("--op", type=options.one_of(OPS, _OPS_OF_NCCL_TESTS), metavar="O",
@@ -124,7 +123,7 @@ def bench_command(args: argparse.Namespace) -> int:
 
 def show(rows: list[Row], meta: results.Meta) -> None:
     """Prints the tables."""
-    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
+    for table in [*report.measurements(rows, meta), *report.summary(rows, meta)]:
         terminal.print_table(
             table.columns, table.rows, words=range(table.left), title=table.title,
             less_telling=[name for name in _LESS_TELLING if name in table.columns],
@@ -133,8 +132,7 @@ def show(rows: list[Row], meta: results.Meta) -> None:
 
 def require_able(sweep: Sweep) -> None:
     """BenchError if this machine or ringlet cannot run the sweep."""
-    repository.require(sweep.peers)
-    if sweep.hosts and (reason := repository.module("hosts").why_not()):
+    if reason := sweep.refusal():
         raise BenchError(reason)
     require_device(sweep)
     wish = sweep.transport or group.default_transport()
@@ -165,24 +163,12 @@ def require_device(sweep: Sweep) -> None:
 
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
-    """Takes defaults, then options. Without --peers, all that are installed."""
+    """Takes defaults, then options. On GPUs, the defaults are others."""
     given = {setting.name: getattr(args, setting.name, None) for setting in dataclasses.fields(Sweep)}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "hosts" in chosen:
-        chosen["hosts"] = cluster_of(chosen["hosts"])
-        chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
     if chosen.get("device", "cpu") != "cpu":
         chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
-    if "peers" not in chosen:
-        able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
-        there = [peer for peer in able if peer in repository.installed()]
-        chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
-    return Sweep(**chosen)
-
-
-def cluster_of(file: Path) -> Any:
-    """The Cluster of benchmarks/clusters.py that a file describes. BenchError outside of the repository."""
-    return repository.module("clusters").read_cluster(file)
+    return args.sweep(**{"peers": ("gloo",)} | chosen)
 
 
 def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:
@@ -204,7 +190,7 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
         outcome = run(sweep, seen)
     for name, reason in outcome.refused.items():
         print(f"{name} was not measured: {reason}", file=sys.stderr)
-    meta = results.circumstances(load, outcome, sweep.hosts)
+    meta = results.circumstances(load, outcome) | sweep.circumstances()
     if path:
         results.write_meta(path, meta)
     return outcome.rows, meta

@@ -57,9 +57,9 @@ def version() -> str:
     return f"ringlet {ringlet.__version__}, torch {torch.__version__}, {by}"
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str], parsers: tuple[Parser, dict[str, Parser]] | None = None) -> argparse.Namespace:
     """The arguments of one command; SystemExit with one line on stderr if they are wrong."""
-    parser, commands = make_parser()
+    parser, commands = parsers or make_parser()
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in commands:
         parser.error(f"{first[:60]!r} is not a command{did_you_mean(first.lower(), commands)}")
@@ -69,8 +69,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, parsers: tuple[Parser, dict[str, Parser]] | None = None) -> int:
     """Runs one command and returns its exit code. A failure of ringlet is one line on stderr, without a traceback.
+    parsers: as of `make_parser`, perhaps with more options.
 
     If the reader of the output leaves (`ringlet draw ring | head`), returns the code that the command had computed, or
     else 141, as a shell reports SIGPIPE.
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     name, code, said = "ringlet", _READER_LEFT, ""
     try:
-        args = parse(words or ("--help",))
+        args = parse(words or ("--help",), parsers)
         name = f"ringlet {args.command_name}"
         code = args.run(args)
         sys.stdout.flush()

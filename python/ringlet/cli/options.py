@@ -165,8 +165,6 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "worlds": (_WORLD, {"dest": "worlds", "type": worlds, "metavar": "N,N",
         "help": "numbers of ranks: 2,4,8-16 (default %(default)s)"}),
     "hosts": (("--hosts",), {"type": hosts, "metavar": "HOSTS", "help": SYNTAX}),
-    "cluster": (("--cluster",), {"type": file(".toml"), "metavar": "FILE",
-        "help": "run on the emulated hosts of a file, as those in benchmarks/clusters/ (needs root)"}),
     "collective": (_COLLECTIVE, {"type": one_of, "known": COLLECTIVES, "metavar": "C",
         "help": "one of KNOWN (default %(default)s)"}),
     "collectives": (_COLLECTIVE, {"dest": "collectives", "type": names, "known": COLLECTIVES, "metavar": "C,C",

@@ -8,8 +8,6 @@ import json
 import re
 from typing import Any
 
-from ringlet.bench import repository
-from ringlet.bench.cases import MPI_PEERS
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
 from ringlet.cli import algorithm_files, options, outputs
@@ -18,7 +16,7 @@ from ringlet.summation import Revealed, reveal_call
 from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
 from ringlet.summation.report import panels
 
-TARGETS = ("gloo", "nccl", *MPI_PEERS)
+TARGETS = ("gloo", "nccl")
 _OWN = "ringlet:"
 
 
@@ -30,10 +28,11 @@ def add_to(commands: Any) -> None:
         "adds every element, and what the order depends on: the element's place, the message's size, the rank, the "
         "calls before, the memory. Two libraries are shown side by side.",
         examples="ringlet reveal gloo -n 4\n"
-        "ringlet reveal openmpi ringlet:ring -n 3 --sizes 1000..64K -o trees.svg\n"
+        "ringlet reveal gloo ringlet:ring -n 3 --sizes 1000..64K -o trees.svg\n"
         "ringlet reveal my_module:all_reduce -n 4 --dtype bfloat16",
     )  # fmt: skip
-    parser.add_argument("targets", nargs="+", type=_target, metavar="TARGET",
+    parser.set_defaults(jobs=Jobs)
+    parser.add_argument("targets", nargs="+", type=target, metavar="TARGET",
         help=f"one of {', '.join(TARGETS)}, ringlet:ALGORITHM, or MODULE:FUNCTION of a tensor, which sums in place or "
         "gives the sum; its ranks are in the default groups of ringlet, and of torch.distributed on gloo")  # fmt: skip
     options.add(parser, "world", default=4, help="also -n: number of ranks (default 4)")
@@ -59,7 +58,6 @@ def reveal_command(args: argparse.Namespace) -> int:
     outputs.check({"-o": args.output, "--json": args.json})
     for target in args.targets:
         numbers_of(_case(target, args))
-    repository.require(tuple(args.targets))
     found = [_revealed(target, args) for target in args.targets]
     for one in found:
         print(one.text())
@@ -74,7 +72,7 @@ def reveal_command(args: argparse.Namespace) -> int:
 
 def _revealed(target: str, args: argparse.Namespace) -> Revealed:
     case, name = _case(target, args), "ringlet/api" if target.startswith(_OWN) else target
-    with Jobs([name], args.world, args.timeout_s, transport=args.transport or "", device=args.device) as jobs:
+    with args.jobs([name], args.world, args.timeout_s, transport=args.transport or "", device=args.device) as jobs:
         ask = functools.partial(jobs[name].ask, timeout_s=args.timeout_s)
         return reveal_call(ask, case, args.sizes, target=target, version=jobs[name].version, calls=args.calls)
 
@@ -91,7 +89,7 @@ def _compared(one: Revealed, other: Revealed) -> str:
     return f"{one.target} and {other.target} add in the same order at {same} of {len(one.messages)} sizes"
 
 
-def _target(text: str) -> str:
+def target(text: str) -> str:
     if text not in TARGETS and not re.fullmatch(r"[\w.]+:[\w.]+", text):
         raise options.refused(text, f"one of {', '.join(TARGETS)}, nor ringlet:ALGORITHM or MODULE:FUNCTION")
     return text

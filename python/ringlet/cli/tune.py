@@ -24,7 +24,6 @@ from ringlet.schedule import Algorithm
 _EXAMPLES = """\
 ringlet tune                            two ranks of this machine; groups use the table from then on
 ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
-ringlet tune --cluster benchmarks/clusters/4x2-block.toml --collective all_reduce -b 1K -e 16M
 ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
 ringlet tune mine.py -o mine            is your own algorithm faster, and when?
 ringlet tune --show                     the table in force
@@ -43,11 +42,12 @@ def add_to(commands: Any) -> None:
         examples=_EXAMPLES,
     )  # fmt: skip
     parser.instead = {"--hosts": bench.INSTEAD["--hosts"]}
+    parser.set_defaults(sweep=Sweep)
     parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
         help=f"measure the algorithms of these files too: {algorithm_files.FILES}")  # fmt: skip
     parser.add_argument("--show", action="store_true", help="print the table in force and its origin, measure nothing")
     options.add(parser, "worlds", help="numbers of ranks: 2,4,8-16 (default 2)")
-    for name in ("cluster", "transport", "device"):
+    for name in ("transport", "device"):
         options.add(parser, name)
     options.add(parser, "collectives",
         help=f"collectives to measure (default {','.join(alternatives())}, or those of the files)")  # fmt: skip
@@ -63,8 +63,7 @@ def tune_command(args: argparse.Namespace) -> int:
     if args.show:
         print(in_force(), end="")
         return 0
-    cluster = bench.cluster_of(args.cluster) if args.cluster else None
-    sweeps = list(_sweeps(args, cluster))
+    sweeps = list(_sweeps(args))
     output = args.output or _usual_place()
     # The lines of sizes that its user has written stay, and count while algorithms are measured.
     sizes = "".join(f"{line}\n" for line in outputs.table_text(output).splitlines() if line.split()[:1] == ["tuned"])
@@ -72,7 +71,7 @@ def tune_command(args: argparse.Namespace) -> int:
         bench.require_able(sweep)
     outputs.check({"-o": output}, make_folders=True)
     rows, meta = _measure(sweeps, sizes)
-    rules = derive(_timings(rows, cluster, sizes), _C.chosen, args.margin / 100)
+    rules = derive(_timings(rows, sweeps[0].medium, sizes), _C.chosen, args.margin / 100)
     own = algorithm_files.comment(rule.algorithm for rule in rules)
     text = _heading(meta, args.margin) + sizes + own + table_text(rules)
     outputs.write_table(output, text)
@@ -107,11 +106,12 @@ def alternatives(own: Iterable[Algorithm] = ()) -> dict[str, tuple[str, ...]]:
     return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
 
 
-def _timings(rows: Iterable[Row], cluster: Any, sizes: str) -> Iterator[Timing]:
-    """The measured times of each algorithm, by situation. sizes: lines of a table, with which they were measured."""
+def _timings(rows: Iterable[Row], over_tcp: str, sizes: str) -> Iterator[Timing]:
+    """The measured times of each algorithm, by situation. over_tcp: the medium of TCP. sizes: lines of a table, with
+    which they were measured."""
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
-        medium = _medium(row, cluster)
+        medium = _medium(row, over_tcp)
         # On GPUs, of what `auto` goes through, as the ranks are told, and of NCCL's own collective.
         way = "peers" if medium == "gpus" and row["algorithm"] != "nccl" else row["algorithm"]
         key = (row["collective"], medium, row["world"], row["bytes"], way)
@@ -126,27 +126,25 @@ def _small_bytes(world: int, table: str = "") -> int:
     return _C.tuned(table, _C.processor_model())["small_bytes_of_two" if world == 2 else "small_bytes"]
 
 
-def _medium(row: Row, cluster: Any) -> str:
+def _medium(row: Row, over_tcp: str) -> str:
     if row["transport"].startswith("cuda"):
         return "gpus"
     if row["transport"] == "shared_memory":
         return "registered" if row["memory"] == "registered" else "staged"
-    return "hosts" if cluster is None or cluster.ranks_per_host > 1 else "apart"
+    return over_tcp
 
 
-def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
+def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     """One a collective, since each has algorithms of its own. On GPUs, one a world, whose ranks find together what they
     have: all calls through peers' memory, whatever their size, and NCCL's own collectives."""
-    worlds = args.worlds or ((cluster.world,) if cluster else (2,))
+    worlds = args.worlds or (2,)
     if min(worlds) < 2:
         raise BenchError("--world 1: a single rank has no algorithm to choose: give 2 or more")
     names = ("begin_bytes", "end_bytes", "factor", "rounds", "sample_ms", "device")
-    sweep = Sweep(worlds=worlds, memory=("ordinary",), hosts=cluster, **{name: getattr(args, name) for name in names})
+    sweep = args.sweep(worlds=worlds, memory=("ordinary",), **{name: getattr(args, name) for name in names})
     if args.device != "cpu":
-        if args.cluster or args.transport or args.files:
-            raise BenchError(
-                "--device cuda: peers' memory and NCCL are measured: leave out --cluster, --transport and files"
-            )
+        if args.transport or args.files:
+            raise BenchError("--device cuda: peers' memory and NCCL are measured: leave out --transport and files")
         for one in args.collectives or ():
             if one not in OWN_OF_NCCL:
                 raise BenchError(f"--collective: NCCL has no {one} of its own; give one of {', '.join(OWN_OF_NCCL)}")
@@ -157,7 +155,7 @@ def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
             )  # fmt: skip
         return
     transport = args.transport or default_transport()
-    in_place = args.end_bytes > min(map(_small_bytes, worlds)) and not cluster and transport != "tcp"
+    in_place = args.end_bytes > min(map(_small_bytes, worlds)) and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
     own = [one for made in args.files for one in made]
     known = alternatives(own)
