@@ -17,7 +17,6 @@ from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS, shown
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.cost import uplink_load
-from ringlet.schedule.draw import side_by_side
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import Proof, prove
 
@@ -138,7 +137,6 @@ def pictures() -> dict[str, str]:
     for collective, algorithm, world in MORE_PICTURES:
         found[f"{collective}-{algorithm}-world-{world}.svg"] = schedule(algorithm, collective, world=world).svg()
     found["reveal-gloo-and-openmpi.svg"] = orders.picture()
-    found["ring-and-butterfly.svg"] = side_by_side([schedule(name, world=WORLD) for name in ("ring", "butterfly")])
     return found
 
 

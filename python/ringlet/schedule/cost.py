@@ -28,16 +28,6 @@ from ringlet.schedule.machine_file import HostsMachine
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Exact counts; `sent`, `received` and `reduced` are each rank's, in units of S (ringlet.schedule.collectives)."""
-
-    rounds: int
-    sent: tuple[Fraction, ...]
-    received: tuple[Fraction, ...]
-    reduced: tuple[Fraction, ...]
-
-
-@dataclass(frozen=True)
 class Machine:
     """alpha: seconds a round; beta: seconds a byte sent; gamma: seconds a byte combined. Default: 25 Gb/s Ethernet."""
 
@@ -48,23 +38,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """`seconds` until the last rank has finished, the time of each rank, and the `counts` behind them."""
+    """`seconds` until the last rank has finished, and the time of each rank."""
 
     seconds: float
     ranks: tuple[float, ...]
-    counts: Counts
 
 
-def counts(schedule: Schedule) -> Counts:
-    """Counts a schedule's rounds and bytes."""
+def sent(schedule: Schedule) -> tuple[Fraction, ...]:
+    """What each rank sends, exactly, in units of S (ringlet.schedule.collectives)."""
     unit = parts_of_s(schedule.collective, schedule.world, schedule.parts)
-    chunks: dict[str, list[Fraction]] = {"send": [], "recv": [], "reduce": []}
-    for rounds in schedule.ranks:
-        for verb, per_rank in chunks.items():
-            count = sum(step.count for round in rounds for step in round.steps if step.verb == verb)
-            per_rank.append(Fraction(count, unit))
-    received = tuple(a + b for a, b in zip(chunks["recv"], chunks["reduce"], strict=True))
-    return Counts(schedule.rounds, tuple(chunks["send"]), received, tuple(chunks["reduce"]))
+    chunks = [
+        [step.count for round in rounds for step in round.steps if step.verb == "send"] for rounds in schedule.ranks
+    ]
+    return tuple(Fraction(sum(of_rank), unit) for of_rank in chunks)
 
 
 def cost(schedule: Schedule, nbytes: float, machine: Machine | None = None) -> Cost:
@@ -76,7 +62,7 @@ def cost(schedule: Schedule, nbytes: float, machine: Machine | None = None) -> C
     host = HostsMachine("one host", machine.alpha, machine.beta, 0.0, 0.0, 0.0, machine.gamma)
     chunk = nbytes / parts_of_s(schedule.collective, schedule.world, schedule.parts)
     done = tuple(ends[-1] for ends in Predictor(schedule, hosts=()).ends(chunk, host))
-    return Cost(max(done), done, counts(schedule))
+    return Cost(max(done), done)
 
 
 Direction = tuple[str, int]  # ("out of" or "into", host)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fractions import Fraction
 from html import escape
 
-from ringlet.schedule.cost import counts
+from ringlet.schedule.cost import sent
 from ringlet.schedule.data import Schedule, ScheduleError
 from ringlet.schedule.frames import Content, Frames, frames_of
 
@@ -29,17 +29,6 @@ _BAR, _ARROW = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion, which
 def svg(schedule: Schedule) -> str:
     """The picture with every chunk, as an SVG document; ScheduleError if the schedule cannot run."""
     return _Picture(frames_of(schedule)).document()
-
-
-def side_by_side(schedules: Sequence[Schedule]) -> str:
-    """One SVG document with the schedules' pictures from left to right, all as high as the highest."""
-    scenes = [frames_of(schedule) for schedule in schedules]
-    height = max(_Picture(scene).height for scene in scenes)
-    parts, width = [], 0.0
-    for picture in (_Picture(scene, height) for scene in scenes):
-        parts.append(picture.document(x=width))
-        width += picture.width + 40
-    return document(width - 40, height, "".join(parts).splitlines())
 
 
 def picture(schedule: Schedule) -> str:
@@ -62,11 +51,10 @@ def boxes(schedule: Schedule) -> int:
 
 def caption(schedule: Schedule) -> tuple[str, str]:
     """A title and a line of numbers."""
-    counted = counts(schedule)
-    least, most = min(counted.sent), max(counted.sent)
-    sent = f"{'' if least == most else 'at most '}{_fraction(most)} sent per rank"
-    rounds = f"{counted.rounds} round{'s' * (counted.rounds != 1)}"
-    return schedule.name, rounds if schedule.collective == "barrier" else f"{rounds}, {sent}"
+    by_rank = sent(schedule)
+    most = f"{'at most ' if len(set(by_rank)) > 1 else ''}{_fraction(max(by_rank))} sent per rank"
+    rounds = f"{schedule.rounds} round{'s' * (schedule.rounds != 1)}"
+    return schedule.name, rounds if schedule.collective == "barrier" else f"{rounds}, {most}"
 
 
 def colours(count: int) -> list[str]:
@@ -74,11 +62,10 @@ def colours(count: int) -> list[str]:
     return [_oklch(0.70, 0.14, 2 * math.pi * (i / max(count, 1) + 0.07)) for i in range(count)]
 
 
-def document(width: float, height: float, lines: Iterable[str], title: str = "", x: float = 0.0) -> str:
-    """An SVG document of these lines. x: of its left side, if it stands in another one."""
-    place = f'x="{x:g}" ' if x else ""
+def document(width: float, height: float, lines: Iterable[str], title: str = "") -> str:
+    """An SVG document of these lines."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {place}viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
     )
     return "\n".join([head, *([f"<title>{escape(title)}</title>"] if title else []), *lines, "</svg>", ""])
@@ -101,16 +88,12 @@ class _Picture:
     box_height = 26.0
     told = ""  # beside the numbers
 
-    def __init__(self, scene: Frames, height: float | None = None):
-        """`height`: of the whole picture, at least what it is without; rounds stand further apart."""
+    def __init__(self, scene: Frames):
         self.scene, self.schedule = scene, scene.schedule
         self.arrange()
         self.panel_height = self.box_height + 2 * self.pad
-        rounds = len(scene.frames) - 1
-        if height is not None and rounds > 0:
-            self.between = (height - 16 - self.panel_height - self.top) / rounds - self.panel_height
         self.width = self.column(self.schedule.world) - self.gap + 16
-        self.height = self.row(rounds) + self.panel_height + 16
+        self.height = self.row(len(scene.frames) - 1) + self.panel_height + 16
 
     def arrange(self) -> None:
         schedule, by_rank = self.schedule, self.scene.by_rank
@@ -124,13 +107,13 @@ class _Picture:
         origins = schedule.world if by_rank or schedule.collective == "all_to_all" else schedule.parts
         self.palette = colours(origins)
 
-    def document(self, x: float = 0.0) -> str:
+    def document(self) -> str:
         title, subtitle = caption(self.schedule)
         subtitle += self.told
         lines = [label(self.left, 24, title, 17, _BOLD), label(self.left, 43, subtitle, 12), *self.labels()]
         for moment in range(len(self.scene.frames)):
             lines += self.frame(moment)
-        return document(self.width, self.height, [*lines, *self.arrows()], f"{title}: {subtitle}", x)
+        return document(self.width, self.height, [*lines, *self.arrows()], f"{title}: {subtitle}")
 
     def column(self, rank: int) -> float:
         return self.left + rank * (self.panel_width + self.gap)

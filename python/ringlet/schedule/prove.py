@@ -30,7 +30,7 @@ from ringlet.schedule.collectives import (
     promised,
     required_parts,
 )
-from ringlet.schedule.cost import counts
+from ringlet.schedule.cost import sent
 from ringlet.schedule.data import MOST_PARTS, MOST_ROUNDS, VERBS, Round, Schedule, ScheduleError, Step
 from ringlet.schedule.execution import Execution, Message, execute, pair_messages
 from ringlet.schedule.expression_trees import ranks_in
@@ -217,22 +217,22 @@ def _check_barrier(schedule: Schedule, execution: Execution) -> None:
 
 def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> Proof:
     summed = schedule.collective in REDUCTIONS
-    counted = counts(schedule)
+    by_rank = sent(schedule)
     form = closed_form(schedule.algorithm, schedule.collective, schedule.hosts, schedule.world)
     proof = Proof(
         algorithm=schedule.algorithm,
         collective=schedule.collective,
         world=schedule.world,
         root=schedule.root,
-        rounds=counted.rounds,
-        sent=max(counted.sent),
+        rounds=schedule.rounds,
+        sent=max(by_rank),
         depth=max((execution.trees.depth[tree] for tree in results), default=0),
         trees=len(set(results)) if summed else 0,
         closed_form=form is not None,
         hosts=schedule.hosts,
     )
     if form:
-        _check_closed_form(schedule, proof, form, counted.sent.index(proof.sent))
+        _check_closed_form(schedule, proof, form, by_rank.index(proof.sent))
     return proof
 
 

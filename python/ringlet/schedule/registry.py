@@ -392,22 +392,18 @@ def _algorithm_of_file(path: Path, text: str) -> Algorithm:
     Raises ValueError for a file that is wrong."""
     if not NAME.fullmatch(path.stem):
         raise ValueError(f"the file's name is the algorithm's: begin it with a letter, got {path.stem!r}")
-    schedules = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else files.from_json(text)
-    collectives = sorted({schedule.collective for schedule in schedules})
+    listed = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else files.from_json(text)
+    collectives = sorted({schedule.collective for schedule in listed})
     if len(collectives) != 1:
         raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
-    places = {(one.world, one.root): one for one in schedules}
-    if len(places) < len(schedules):
-        twice, _ = Counter((one.world, one.root) for one in schedules).most_common(1)[0]
+    schedules = {(one.world, one.root): one for one in listed}
+    if len(schedules) < len(listed):
+        twice, _ = Counter((one.world, one.root) for one in listed).most_common(1)[0]
         raise ValueError(f"has two schedules for world {twice[0]}, root {twice[1]}")
-    return _algorithm(path, collectives[0], places)
-
-
-def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Schedule]) -> Algorithm:
-    worlds = ", ".join(str(world) for world in sorted({world for world, _ in schedules}))
-    parts_of = {world: schedule.parts for (world, _), schedule in schedules.items()}
-    if any(parts_of[one.world] != one.parts for one in schedules.values()):
+    parts_of = {one.world: one.parts for one in listed}
+    if any(parts_of[one.world] != one.parts for one in listed):
         raise ValueError("the schedules of one world must have the same parts for every root")
+    worlds = ", ".join(map(str, sorted(parts_of)))
 
     def rounds(rank: int, world: int, root: int) -> Iterator[tuple[Step, ...]]:
         if (world, root) not in schedules:
@@ -416,8 +412,6 @@ def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Sch
             )
         return (round.steps for round in schedules[world, root].ranks[rank])
 
-    def parts(world: int) -> int:
-        return parts_of[world]
-
-    made = written(collective, path.stem, rounds, None if collective in BLOCKED else parts, "none")
+    parts = None if collectives[0] in BLOCKED else parts_of.__getitem__
+    made = written(collectives[0], path.stem, rounds, parts, "none")
     return replace(made, summary=f"from {path.name}, for worlds {worlds}", origin=path.name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS, ROOTED, parts_of_s
-from ringlet.schedule.cost import counts
+from ringlet.schedule.cost import sent
 from ringlet.schedule.data import Schedule, ScheduleError
 from ringlet.schedule.draw import colours
 from ringlet.schedule.execution import execute
@@ -135,13 +135,13 @@ def scene(made: Schedule) -> dict[str, Any]:
     late = [{rank for rank, box in outputs if frame[rank][box] != end[rank][box]} for frame in frames.frames]
     made_here = (place for place in outputs if (held := end[place[0]][place[1]])
                  and held != begin[place[0]][place[1]] and held[1] != 1 << place[0])  # fmt: skip
-    sums, sent = made.collective in REDUCTIONS, counts(made).sent
+    sums, by_rank = made.collective in REDUCTIONS, sent(made)
     unit = parts_of_s(made.collective, made.world, made.parts)
     return {
         "parts": made.parts, "sums": sums, "whole": frames.whole, "byRank": frames.by_rank, "rounds": made.rounds,
         "nodes": [list(trees.terms(tree)) or ranks_in(mask)[0] for tree, mask in enumerate(trees.ranks)],
         "contents": _columns(_with_ends(sorted(values), frames)), "messages": _columns(messages),
-        "unit": unit, "sent": int(max(sent) * unit), "evenly": len(set(sent)) == 1,
+        "unit": unit, "sent": int(max(by_rank) * unit), "evenly": len(set(by_rank)) == 1,
         "orders": len({value[1] for rank, box in outputs if (value := execution.values[rank][box])}) if sums else 0,
         "done": [made.world - len(ranks) for ranks in late], "first": next(made_here, (0, 0)),
     }  # fmt: skip
