@@ -16,7 +16,6 @@ from typing import Any
 from ringlet.schedule import algorithms, draw_trees, schedule
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
-from ringlet.summation.report import panels
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "baselines" / "2026-11-27-summation-orders.jsonl"
 BESIDE = ("ringlet reveal gloo -n 4", "python -m benchmarks reveal openmpi -n 4")  # the picture's
@@ -57,7 +56,7 @@ def tables() -> dict[str, dict[str, list[list[str]]]]:
 
 def picture() -> str:
     """Two libraries side by side, as SVG."""
-    return draw_trees.svg(panels([one for command in BESIDE for one in _read() if one["command"] == command]))
+    return draw_trees.svg([one for command in BESIDE for one in _read() if one["command"] == command])
 
 
 def _promises() -> list[list[str]]:

@@ -59,8 +59,15 @@ def test_the_size_at_which_open_mpi_changes_its_order_is_found(tmp_path):
 
 
 def test_a_picture_shows_every_kind_of_node():
-    panel = draw_trees.Panel("a", "b", 10, [0, 4], [0, 1], ["({0+1}+{2+3})", "(0,1,(2+3))"])
-    drawn = draw_trees.svg([panel])
+    def found(elements, texts, starts):
+        layout = {"starts": starts, "orders": list(range(len(texts)))}
+        return {
+            "target": "a", "version": "b", "world": 4, "collective": "all_reduce", "dtype": "float32",
+            "orders": [{"text": text} for text in texts], "messages": [{"elements": elements, "layouts": [layout]}],
+        }  # fmt: skip
+
+    one = found(10, ["({0+1}+{2+3})", "(0,1,(2+3))"], [0, 4])
+    drawn = draw_trees.svg([one])
     assert drawn.count("<circle") == 8 + 3 + 1 and drawn.count('width="10" height="10"') == 1
-    assert draw_trees.svg([panel]) == drawn
-    assert "exact" in draw_trees.svg([draw_trees.Panel("a", "b", 1, [0], [0], ["exact: nothing"])])
+    assert draw_trees.svg([one]) == drawn
+    assert "exact" in draw_trees.svg([found(1, ["exact: nothing"], [0])])

@@ -12,11 +12,10 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
+from ringlet.schedule import draw_trees
 from ringlet.schedule.collectives import COLLECTIVES
-from ringlet.schedule.draw_trees import Panel
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources, name_of
-from ringlet.summation.report import panels
 
 
 def add_to(commands: Any) -> None:
@@ -47,25 +46,22 @@ def explore_command(args: argparse.Namespace) -> int:
         )
     names = [name for found in args.algorithms for name in found]
     sources = known_sources(algorithm_files.given())
-    found = [] if args.revealed is None else _revealed(args.revealed)
+    trees, ranks = _revealed(args.revealed) if args.revealed else ("", 0)
     start = _start(names, args.collective, sources)
-    if found and found[0][1] in args.worlds:
-        start["ranks"] = found[0][1]
+    if ranks in args.worlds:
+        start["ranks"] = ranks
     with progress("executing schedules") as watch:
-        html = page(catalogue(sources, args.worlds, start, watch), [panel for panel, _ in found])
+        html = page(catalogue(sources, args.worlds, start, watch), trees)
     args.output.write_text(html, encoding="utf-8")
     print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     return 0
 
 
-def _revealed(path: Path) -> list[tuple[Panel, int]]:
-    """What a file of `ringlet reveal --json` says, each with its number of ranks."""
+def _revealed(path: Path) -> tuple[str, int]:
+    """The trees in a file of `ringlet reveal --json`, drawn, and the number of ranks of the first."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        drawn = [(panel, int(one["world"])) for panel, one in zip(panels(found), found, strict=True)]
-        if not drawn:
-            raise ValueError("it has no library")
-        return drawn
+        return draw_trees.svg(found), int(found[0]["world"])
     except OSError as error:
         raise InvalidUsage(f"--revealed: cannot read {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:

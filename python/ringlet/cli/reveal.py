@@ -14,7 +14,6 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.schedule import draw_trees
 from ringlet.summation import Revealed, reveal_call
 from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
-from ringlet.summation.report import panels
 
 TARGETS = ("gloo", "nccl")
 _OWN = "ringlet:"
@@ -66,7 +65,7 @@ def reveal_command(args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_text(json.dumps([one.plain() for one in found], indent=1) + "\n", encoding="utf-8")
     if args.output:
-        args.output.write_text(draw_trees.svg(panels([one.plain() for one in found])), encoding="utf-8")
+        args.output.write_text(draw_trees.svg([one.plain() for one in found]), encoding="utf-8")
     return 0
 
 

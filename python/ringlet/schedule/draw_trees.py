@@ -6,8 +6,9 @@ a square adds its terms at once. The same trees always give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ringlet.schedule.draw import GREY, colours, document, label
 from ringlet.schedule.expression_trees import Trees, ranks_in
@@ -17,39 +18,31 @@ WIDTH, MARGIN, BAR_TOP, BAR_HEIGHT, TREES_TOP = 540.0, 16.0, 66.0, 18.0, 112.0
 MOST_TREES = 16  # of a panel
 
 
-@dataclass(frozen=True)
-class Panel:
-    """The message of one library: from element `starts[k]` on, its elements have the tree `texts[trees[k]]`.
-
-    texts: as `Trees.text` gives them; a text that is no tree is shown as it is.
-    """
-
-    title: str
-    subtitle: str
-    elements: int
-    starts: Sequence[int]
-    trees: Sequence[int]
-    texts: Sequence[str]
+Revealed = Mapping[str, Any]  # of one library, as `ringlet reveal --json` writes it
 
 
-def svg(panels: Sequence[Panel]) -> str:
-    """One SVG document with the panels from left to right."""
-    drawn = [_panel(panel, MARGIN + k * (WIDTH + 2 * MARGIN)) for k, panel in enumerate(panels)]
-    width, height = len(panels) * (WIDTH + 2 * MARGIN), max(bottom for _, bottom in drawn) + MARGIN
-    title = "; ".join(f"{panel.title}: {', '.join(panel.texts)}" for panel in panels)
-    return document(width, height, [line for lines, _ in drawn for line in lines], title)
+def svg(found: Sequence[Revealed]) -> str:
+    """One SVG document with a panel for each library, from left to right."""
+    drawn = [_panel(one, MARGIN + k * (WIDTH + 2 * MARGIN)) for k, one in enumerate(found)]
+    width, height = len(found) * (WIDTH + 2 * MARGIN), max(bottom for _, bottom, _ in drawn) + MARGIN
+    return document(width, height, [line for lines, _, _ in drawn for line in lines], "; ".join(t for _, _, t in drawn))
 
 
-def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
-    """The lines, and the y of the lower end."""
-    palette = colours(len(panel.texts))
+def _panel(one: Revealed, left: float) -> tuple[list[str], float, str]:
+    """The lines, the y of the lower end, and what they show, as text: the largest message with the most orders."""
+    seen = max(one["messages"], key=lambda seen: (len(set(seen["layouts"][0]["orders"])), seen["elements"]))
+    layout, title = seen["layouts"][0], f"{one['target']}, {one['world']} ranks"
+    used = list(dict.fromkeys(layout["orders"]))
+    texts, palette = [one["orders"][order]["text"] for order in used], colours(len(used))
+    elements = seen["elements"] * (one["world"] if one["collective"] == "reduce_scatter" else 1)
+    runs = [(start, used.index(order)) for start, order in zip(layout["starts"], layout["orders"], strict=True)]
     lines = [
-        label(left, 24, panel.title, 17, 'font-weight="600"'),
-        label(left, 43, panel.subtitle, 12),
-        *_bar(panel, left, palette),
+        label(left, 24, title, 17, 'font-weight="600"'),
+        label(left, 43, f"{one['version']}: {one['collective']} of {seen['elements']:,} {one['dtype']}", 12),
+        *_bar(elements, runs, left, palette),
     ]
     x, y, row = left, TREES_TOP, 0.0
-    for number, text in list(enumerate(panel.texts))[:MOST_TREES]:
+    for number, text in list(enumerate(texts))[:MOST_TREES]:
         picture, width, height = _tree(text, palette[number])
         if x > left and x + width > left + WIDTH:
             x, y, row = left, y + row, 0.0
@@ -57,18 +50,17 @@ def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
         lines.append(f'<g transform="translate({x:g} {y:g})">')
         lines += [label(0, 12, named, 12, f'fill="{palette[number]}" font-weight="600"'), *picture, "</g>"]
         x, row = x + max(width, 7.0 * len(named)) + 20, max(row, height + 20)
-    if len(panel.texts) > MOST_TREES:
-        lines.append(label(left, y + row + 12, f"and {len(panel.texts) - MOST_TREES} more", 12))
+    if len(texts) > MOST_TREES:
+        lines.append(label(left, y + row + 12, f"and {len(texts) - MOST_TREES} more", 12))
         row += 20
-    return lines, y + row
+    return lines, y + row, f"{title}: {', '.join(texts)}"
 
 
-def _bar(panel: Panel, left: float, palette: Sequence[str]) -> list[str]:
-    """The message from its first element to its last."""
+def _bar(elements: int, runs: Sequence[tuple[int, int]], left: float, palette: Sequence[str]) -> list[str]:
+    """The message from its first element to its last. runs: the first element of each, and the number of its tree."""
     lines = []
-    for k, (start, tree) in enumerate(zip(panel.starts, panel.trees, strict=True)):
-        end = panel.starts[k + 1] if k + 1 < len(panel.starts) else panel.elements
-        x, width = left + WIDTH * start / panel.elements, WIDTH * (end - start) / panel.elements
+    for (start, tree), (end, _) in itertools.pairwise([*runs, (elements, 0)]):
+        x, width = left + WIDTH * start / elements, WIDTH * (end - start) / elements
         lines.append(
             f'<rect x="{x:.2f}" y="{BAR_TOP:g}" width="{width:.2f}" height="{BAR_HEIGHT:g}" fill="{palette[tree]}"/>'
         )
@@ -76,7 +68,7 @@ def _bar(panel: Panel, left: float, palette: Sequence[str]) -> list[str]:
             style = f'font-weight="600" text-anchor="middle" fill="{_ON_COLOUR}"'
             lines.append(label(x + width / 2, BAR_TOP + 13, _letter(tree), 11, style))
     lines.append(label(left, BAR_TOP - 5, "element 0", 10))
-    lines.append(label(left + WIDTH, BAR_TOP - 5, f"{panel.elements - 1:,}", 10, 'text-anchor="end"'))
+    lines.append(label(left + WIDTH, BAR_TOP - 5, f"{elements - 1:,}", 10, 'text-anchor="end"'))
     return lines
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from ringlet.bench.ranks.case import ITEM_BYTES, Case
 from ringlet.errors import InvalidUsage
-from ringlet.schedule.draw_trees import Panel
 from ringlet.summation.probe import Ask, Layout, Order, Probe, Seen
 
 MOST_CHANGES = 16  # sizes at which the order changes that are looked for
@@ -114,26 +113,6 @@ class Revealed:
             "independent": self.independent,
             "error_bound": self.error_bound(),
         }
-
-
-def panels(found: Sequence[dict[str, Any]]) -> list[Panel]:
-    """The pictures of what `--json` writes: of each library, the largest message with the most orders."""
-    drawn = []
-    for one in found:
-        seen = max(one["messages"], key=lambda seen: (len(set(seen["layouts"][0]["orders"])), seen["elements"]))
-        layout = seen["layouts"][0]
-        used = list(dict.fromkeys(layout["orders"]))
-        drawn.append(
-            Panel(
-                title=f"{one['target']}, {one['world']} ranks",
-                subtitle=f"{one['version']}: {one['collective']} of {seen['elements']:,} {one['dtype']}",
-                elements=seen["elements"] * (one["world"] if one["collective"] == "reduce_scatter" else 1),
-                starts=layout["starts"],
-                trees=[used.index(order) for order in layout["orders"]],
-                texts=[one["orders"][order]["text"] for order in used],
-            )
-        )
-    return drawn
 
 
 def reveal_call(

@@ -7,26 +7,23 @@ style, scripts and data stand in the file, and its content security policy forbi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ringlet import _C
-from ringlet.schedule import draw_trees
-from ringlet.schedule.draw_trees import Panel
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: a definition stands before its use.
 SCRIPTS = ("data", "words", "svg", "stage", "player", "page")
 
 
-def page(catalogue: dict[str, Any], revealed: Sequence[Panel] = ()) -> str:
-    """The page as HTML; `catalogue` comes from `embed.catalogue`. revealed: trees of libraries, shown beside them."""
+def page(catalogue: dict[str, Any], revealed: str = "") -> str:
+    """The page as HTML; `catalogue` comes from `embed.catalogue`. revealed: an SVG, shown below."""
     scripts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     # Inside a script element only "</" could end it early.
     data = json.dumps({"version": _C.build_info()["ringlet"], **catalogue}, separators=(",", ":")).replace("</", "<\\/")
     filled = _asset("page.html")
-    seen = f'<div class="scrolls revealed">{draw_trees.svg(revealed)}</div>' if revealed else ""
+    seen = f'<div class="scrolls revealed">{revealed}</div>' if revealed else ""
     for name, text in (("style", _asset("style.css")), ("revealed", seen), ("data", data), ("scripts", scripts)):
         before, mark, after = filled.partition(f"[[{name}]]")
         assert mark, f"page.html has no place for the {name}"
