@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,7 @@ class Sweep(cases.Sweep):
     def jobs(self, world: int) -> Iterator[Mapping[str, Any]]:
         names = [config.job for config in self.configs() if config.library != LIMIT]
         with contextlib.ExitStack() as stack:
-            ranks = Jobs(
-                names, world, self.timeout_s, transport=self.transport, device=self.device,
-                variables=self.environment(), hosts=stack.enter_context(Hosts(self.hosts)) if self.hosts else None,
-            )  # fmt: skip
+            ranks = Jobs(names, world, self, stack.enter_context(Hosts(self.hosts)) if self.hosts else None)
             started: dict[str, Any] = dict(stack.enter_context(ranks))
             yield started | ({f"{LIMIT}/threads": machine_limit.Limit(self.limits)} if LIMIT in self.peers else {})
 
@@ -94,8 +91,8 @@ class MpiJob(jobs.Job):
 class Jobs(jobs.Jobs):
     """hosts: to run on. A rank on another host than in the cluster is refused."""
 
-    def __init__(self, *args: Any, hosts: Hosts | None = None, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(self, names: Iterable[str], world: int, sweep: cases.Sweep, hosts: Hosts | None = None) -> None:
+        super().__init__(names, world, sweep)
         self._hosts = hosts
 
     def __enter__(self) -> Any:

@@ -382,7 +382,7 @@ def test_gloo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_every_collective_end_to_end() -> None:
     """On ranks that are started once: ringlet's registered and ordinary memory, and gloo."""
-    with Jobs(["ringlet/api", "gloo/torch"], 3, 60.0) as jobs:
+    with Jobs(["ringlet/api", "gloo/torch"], 3, SMALL) as jobs:
         for seed, collective in enumerate(COLLECTIVES):
             for name, memory in (
                 ("ringlet/api", "registered"),
@@ -491,7 +491,7 @@ def processes_of(jobs: Jobs) -> list[int]:
 
 @pytest.mark.parametrize("name", ["gloo/torch", "ringlet/api"])
 def test_a_rank_that_dies_ends_everything(name: str) -> None:
-    jobs = Jobs([name], 2, 60.0)
+    jobs = Jobs([name], 2, SMALL)
     with pytest.raises(BenchError, match=rf"{name}, 2 ranks: rank 1 (died|is gone)"), jobs as started:
         assert len(processes_of(jobs)) == 2
         started[name]._processes[1].kill()

@@ -105,10 +105,7 @@ class Sweep:
 
     def jobs(self, world: int) -> AbstractContextManager[Mapping[str, Job]]:
         """The ranks of all configurations."""
-        return Jobs(
-            [config.job for config in self.configs()], world, self.timeout_s,
-            transport=self.transport, device=self.device, variables=self.environment(),
-        )  # fmt: skip
+        return Jobs([config.job for config in self.configs()], world, self)
 
     @property
     def medium(self) -> str:

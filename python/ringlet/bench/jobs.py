@@ -19,9 +19,12 @@ import time
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringlet.errors import Error
+
+if TYPE_CHECKING:
+    from .cases import Sweep
 
 _STOP_S = 10.0
 
@@ -133,23 +136,10 @@ def _await(processes: Iterable[subprocess.Popen[bytes]], seconds: float) -> None
 
 
 class Jobs:
-    """All libraries of one world, as a context: whatever happens inside, no process outlives it.
+    """All libraries of one world, as a context: whatever happens inside, no process outlives it."""
 
-    transport, device, variables: as in `Sweep`.
-    """
-
-    def __init__(
-        self,
-        names: Iterable[str],
-        world: int,
-        timeout_s: float,
-        *,
-        transport: str = "",
-        device: str = "cpu",
-        variables: Mapping[str, str] = {},
-    ) -> None:
-        self._names, self.world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
-        self._transport, self._device, self._variables = transport, device, variables
+    def __init__(self, names: Iterable[str], world: int, sweep: Sweep) -> None:
+        self._names, self.world, self.sweep = list(dict.fromkeys(names)), world, sweep
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
@@ -163,7 +153,7 @@ class Jobs:
                     self._jobs[name] = self.start(name, str(path))
                 self._accept(listener)
             for job in self._jobs.values():
-                job.await_ready(self._timeout_s)
+                job.await_ready(self.sweep.timeout_s)
         except BaseException:
             self._kill()
             raise
@@ -176,19 +166,19 @@ class Jobs:
         self._kill()
 
     def _accept(self, listener: socket.socket) -> None:
-        until = time.monotonic() + self._timeout_s
+        until = time.monotonic() + self.sweep.timeout_s
         listener.settimeout(0.2)
         while waiting := [job for job in self._jobs.values() if not job.attached]:
             for job in waiting:
                 job.check_alive()
             if time.monotonic() > until:
-                raise BenchError(f"{waiting[0].name}: its ranks did not start within {self._timeout_s:.0f} s")
+                raise BenchError(f"{waiting[0].name}: its ranks did not start within {self.sweep.timeout_s:.0f} s")
             with contextlib.suppress(TimeoutError):
                 connected, _ = listener.accept()
                 connected.setblocking(True)
                 connection = Connection(connected.detach())
                 with contextlib.suppress(EOFError, ConnectionError):  # it has ended
-                    if connection.poll(self._timeout_s):
+                    if connection.poll(self.sweep.timeout_s):
                         hello = json.loads(connection.recv_bytes())
                         self.attach(connection, hello)
 
@@ -204,12 +194,12 @@ class Jobs:
     def commands(self, name: str, path: str) -> tuple[list[list[str]], dict[str, str]]:
         """The commands that start a job's ranks, and the variables they get."""
         places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-        env = {**self.environment(), **self._variables, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-        if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
-            env["RINGLET_TRANSPORT"] = self._transport
+        env = {**self.environment(), **self.sweep.environment(), "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        if self.sweep.transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
+            env["RINGLET_TRANSPORT"] = self.sweep.transport
         store = str(self.folder / (name.replace("/", "-") + ".store"))
         start = [sys.executable, "-m", "ringlet.bench.ranks.torch_ranks", name]
-        last = [path, store, self._transport, self._device]
+        last = [path, store, self.sweep.transport, self.sweep.device]
         return [[*start, str(rank), str(self.world), *last] for rank in range(self.world)], env
 
     def environment(self) -> dict[str, str]:

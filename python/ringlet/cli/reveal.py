@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+from ringlet.bench.cases import Sweep
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
 from ringlet.cli import algorithm_files, options, outputs
@@ -71,7 +72,8 @@ def reveal_command(args: argparse.Namespace) -> int:
 
 def _revealed(target: str, args: argparse.Namespace) -> Revealed:
     case, name = _case(target, args), "ringlet/api" if target.startswith(_OWN) else target
-    with args.jobs([name], args.world, args.timeout_s, transport=args.transport or "", device=args.device) as jobs:
+    settings = {"timeout_s": args.timeout_s, "transport": args.transport or "", "device": args.device}
+    with args.jobs([name], args.world, Sweep(memory=(args.memory,), **settings)) as jobs:
         ask = functools.partial(jobs[name].ask, timeout_s=args.timeout_s)
         return reveal_call(ask, case, args.sizes, target=target, version=jobs[name].version, calls=args.calls)
 
