@@ -1,0 +1,212 @@
+"""Random schedules, as nobody would write them: the prover finds them right, and every engine gives the bits that their
+messages give. RINGLET_TEST_PROGRAMS asks for more of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import emulated_gpu
+import ringlet
+from random_schedules import Place, Tree, Value, drafted, proved, varied
+from ranks import TRANSPORTS
+from ringlet import _C
+from ringlet.schedule.collectives import DIVIDED, ROOTED
+from ringlet.schedule.data import Schedule
+
+SCHEDULES = 20 * int(os.environ.get("RINGLET_TEST_PROGRAMS", "1"))
+FIRST = int(os.environ.get("RINGLET_TEST_FIRST_PROGRAM", "0"))
+COUNTS = (0, 1, 2, 5, 37, 5003, 200_003)
+
+
+def ordered(tree: Tree) -> Tree:
+    """Addition commutes: the first two terms in the order of their least ranks."""
+    if isinstance(tree, int):
+        return tree
+    terms = [ordered(term) for term in tree]
+    return (*sorted(terms[:2], key=least), *terms[2:])
+
+
+def least(tree: Tree) -> int:
+    return tree if isinstance(tree, int) else min(map(least, tree))
+
+
+def test_the_prover_finds_what_they_compute():
+    for seed in range(FIRST, FIRST + 5 * SCHEDULES):
+        schedule, results = drafted(seed)
+        for place, found in proved(schedule).items():
+            made = results[place]
+            assert (found.origin, ordered(found.tree)) == (made.origin, ordered(made.tree)), (seed, place)
+
+
+@dataclass
+class Case:
+    """A call by a schedule: `sizes` are the elements of its chunks."""
+
+    schedule: Schedule
+    results: dict[Place, Value]
+    sizes: list[int]
+    inputs: list[list[torch.Tensor]]  # by rank and chunk of its input
+
+    def given(self, rank: int) -> torch.Tensor:
+        return torch.cat([torch.empty(0), *self.inputs[rank]])
+
+    def value(self, tree: Tree, chunk: int) -> torch.Tensor:
+        if isinstance(tree, int):
+            return self.inputs[tree][chunk - self.schedule.inputs[tree][0]]
+        first, *others = (self.value(term, chunk) for term in tree)
+        return sum(others, first)
+
+    def expected(self, rank: int) -> torch.Tensor:
+        first, chunks = self.schedule.outputs[rank]
+        values = [self.results[rank, chunk] for chunk in range(first, first + chunks)]
+        return torch.cat([torch.empty(0), *(self.value(value.tree, value.origin) for value in values)])
+
+
+def case_of(seed: int, schedule: Schedule, results: dict[Place, Value], count: int) -> Case:
+    parts, generator = schedule.parts, torch.Generator().manual_seed(seed)
+    length, longer = divmod(count, parts) if schedule.collective in DIVIDED else (count, 0)
+    sizes = [length + (chunk < longer) for chunk in range(parts)]
+    chunks = [range(first, first + held) for first, held in schedule.inputs]
+    return Case(schedule, results, sizes, [[torch.randn(sizes[c], generator=generator) for c in own] for own in chunks])
+
+
+def call(case: Case, rank: int, name: str, in_place: bool, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    collective, root = case.schedule.collective, case.schedule.root
+    given, expected = case.given(rank), case.expected(rank)
+    wanted = expected if len(expected) or collective != "reduce" else given  # who is not the root keeps its tensor
+    options: dict[str, Any] = {"algorithm": name}
+    if collective in DIVIDED:
+        whole = sum(case.sizes)
+        tensor = output = placed(given if len(given) else torch.full((whole,), -1.0))
+        if collective == "all_reduce":
+            output = tensor if in_place else placed(torch.full((whole,), -2.0))
+            ringlet.all_reduce(tensor, output=output, **options)
+        else:
+            getattr(ringlet, collective)(tensor, root, **options)
+    elif in_place and collective in ("all_gather", "reduce_scatter"):
+        whole, size = placed(torch.full((sum(case.sizes),), -3.0)), case.sizes[0]
+        mine = whole[rank * size : (rank + 1) * size]
+        tensor, output = (mine, whole) if collective == "all_gather" else (whole, mine)
+        tensor.copy_(given)
+        getattr(ringlet, collective)(output, tensor, **options)
+    else:
+        tensor, output = placed(given), placed(torch.full_like(expected, -4.0))
+        if collective in ROOTED:
+            mine = (output if rank == root or collective == "scatter" else None), tensor if len(given) else None
+            getattr(ringlet, collective)(*mine, root, **options)
+        else:
+            getattr(ringlet, collective)(output, tensor, **options)
+    assert torch.equal(output.cpu(), wanted), "the result"
+    if tensor.data_ptr() != output.data_ptr() and not in_place:
+        assert torch.equal(tensor.cpu(), given), "the input"
+
+
+NAMES = 50  # so the same name means other schedules again and again
+lock = threading.Lock()  # ranks may be threads of one process
+defined: dict[str, tuple[int, int]] = {}  # seed and world of what a name means
+
+
+def define(seed: int, schedule: Schedule) -> str:
+    def rounds(rank: int, world: int) -> Iterator[Any]:
+        return (list(round.steps) for round in schedule.ranks[rank])
+
+    name, has_root = f"random_{seed % NAMES}", schedule.collective in ROOTED
+    with lock:
+        if defined.get(name) != (seed, schedule.world):
+            defined[name] = seed, schedule.world
+            parts = schedule.parts if schedule.collective in DIVIDED else None
+            function = (lambda rank, world, root: rounds(rank, world)) if has_root else rounds
+            ringlet.algorithm(schedule.collective, name=name, parts=parts)(function)
+    return name
+
+
+def in_memory(registered: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda data: (ringlet.empty(len(data)) if registered else torch.empty(len(data))).copy_(data)
+
+
+def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) -> None:
+    for seed in seeds:
+        schedule, results = varied(seed, world)
+        name = define(seed, schedule)
+        lot, own = random.Random(seed), random.Random(1000 * seed + rank)
+        for count in lot.sample(COUNTS, 3):
+            registered = own.random() < lot.choice((0, 0.5, 1))
+            placed = (lambda data: data.to(emulated_gpu.DEVICE)) if on_device else in_memory(registered)
+            case, in_place = case_of(seed, schedule, results, count), lot.random() < 0.5
+            try:
+                for _ in range(2):
+                    call(case, rank, name, in_place, placed)
+            except ringlet.InvalidUsage as error:  # on all ranks
+                assert "would wait in a circle" in str(error), (seed, error)
+            except Exception as error:
+                raise AssertionError(
+                    f"program {seed}, {count} elements, {in_place=}, {registered=}: {schedule.json()}"
+                ) from error
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_they_run(pool, transport, world):
+    pool.values(run_schedules, world, range(FIRST, FIRST + SCHEDULES), join=transport)
+
+
+def run_on_device(rank: int, world: int, seeds: range) -> None:
+    emulated_gpu.load()
+    emulated_gpu.use_own_stream()
+    try:
+        run_schedules(rank, world, seeds, on_device=True)
+    finally:
+        emulated_gpu.use_default_stream()
+
+
+@pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
+@pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
+def test_they_run_on_a_gpu(device_pool, way):
+    device_pool.values(run_on_device, 3, range(FIRST, FIRST + SCHEDULES), join="threads")
+
+
+def blocks_of(lot: random.Random, collective: str, world: int) -> list[list[torch.Tensor]]:
+    """[rank][i]: a block of rank's for rank i, which has as many elements as the collective allows."""
+    sizes = [[lot.choice((0, 1, 3, 17, 4001)) for _ in range(world)] for _ in range(world)]
+    if collective == "reduce_scatter":
+        sizes = [sizes[0]] * world
+    generator = torch.Generator().manual_seed(lot.randrange(1000))
+    blocks = [[torch.randn(size, generator=generator) for size in row] for row in sizes]
+    return [[row[0]] * world for row in blocks] if collective == "all_gather" else blocks
+
+
+def uneven(rank: int, world: int, seeds: range) -> None:
+    """Lists of tensors of different sizes: right, or refused by all ranks before anything moves."""
+    for seed in seeds:
+        schedule, results = varied(seed, world)
+        collective, name, lot = schedule.collective, define(seed, schedule), random.Random(seed)
+        if collective not in ("all_gather", "reduce_scatter", "all_to_all"):
+            continue
+        for _ in range(3):
+            blocks = blocks_of(lot, collective, world)
+            expected = [blocks[q][rank] for q in range(world)]
+            if collective == "reduce_scatter":
+                expected = [Case(schedule, results, [], blocks).value(results[rank, rank].tree, rank)]
+            outputs = [torch.full_like(one, -1.0) for one in expected]
+            output: Any = outputs[0] if collective == "reduce_scatter" else outputs
+            try:
+                getattr(ringlet, collective)(
+                    output, blocks[rank][0] if collective == "all_gather" else blocks[rank], algorithm=name
+                )
+            except ringlet.InvalidUsage as error:
+                assert "circle" in str(error) or "places of other blocks" in str(error), (seed, error)
+                expected = [torch.full_like(one, -1.0) for one in expected]
+            assert all(map(torch.equal, outputs, expected)), seed
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+def test_uneven_blocks(pool, transport):
+    pool.values(uneven, 3, range(FIRST, FIRST + 3 * SCHEDULES), join=transport)
