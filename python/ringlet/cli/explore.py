@@ -15,7 +15,8 @@ from ringlet.log import ranges
 from ringlet.schedule import draw_trees
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
-from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources, name_of
+from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
+from ringlet.schedule.registry import name_of
 
 
 def add_to(commands: Any) -> None:
@@ -74,7 +75,7 @@ def _start(names: Sequence[str], collective: str | None, sources: list[Source]) 
         raise InvalidUsage(f"the page shows one algorithm, or two side by side, got {len(names)}")
     having: dict[str, list[str]] = {}
     for source in sources:
-        having.setdefault(name_of(source), []).append(source[1])
+        having.setdefault(name_of(source[0]), []).append(source[1])
     for name in names:
         if name not in having:
             near = did_you_mean(name, having)

@@ -17,7 +17,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms
 from ringlet.schedule.cost import Predictor, Times, uplink_load
 from ringlet.schedule.hosts import Hosts, described
-from ringlet.schedule.registry import registered
+from ringlet.schedule.registry import name_of, registered
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python
@@ -121,7 +121,7 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     given = [one for one in algorithm_files.given() if one.collective == collective]
     known = [name for name, of, _ in algorithms() if of == collective]
     for one in wanted or [*known, *given]:
-        name = one if isinstance(one, str) else one.name
+        name = name_of(one)
         if isinstance(one, Algorithm) and one.collective != collective:
             raise InvalidUsage(f"{name} is an algorithm of {one.collective}, not of {collective}: leave it out")
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
 
 from ringlet.schedule import cost, draw, files, msccl, prove
 from ringlet.schedule.data import Round, Schedule, ScheduleError, Step, copy, recv, reduce, send
@@ -48,7 +49,16 @@ for _name, _method in {
 class _CallableModule(types.ModuleType):
     """`ringlet.schedule` is a package and `ringlet.schedule("ring", world=4)` a call (docs/decisions/0002)."""
 
-    __call__ = staticmethod(schedule)
+    def __call__(
+        self,
+        algorithm: str | Algorithm,
+        collective: str = "all_reduce",
+        *,
+        world: int | None = None,
+        root: int = 0,
+        hosts: Sequence[int] | None = None,
+    ) -> Schedule:
+        return schedule(algorithm, collective, world=world, root=root, hosts=hosts)
 
 
 sys.modules[__name__].__class__ = _CallableModule

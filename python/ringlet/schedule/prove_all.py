@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ringlet.schedule import registry
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.prove import Proof, prove
-from ringlet.schedule.registry import Algorithm
+from ringlet.schedule.registry import Algorithm, name_of
 
 ALL_ROOTS_UP_TO = 16
 
@@ -32,12 +32,12 @@ def prove_all(
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in _roots(c, world)]
     proofs, covered = [], set()
     for done, (a, c, world, root) in enumerate(cases):
-        progress(done, len(cases), f"{_name(a)} {c}")
+        progress(done, len(cases), f"{name_of(a)} {c}")
         # One of a user's own may not cover every world.
         with contextlib.suppress(NotImplementedError):
             proofs.append(prove(registry.schedule(a, c, world=world, root=root, hosts=hosts)))
             covered.add((a, c))
-    idle = [_name(a) for a, c in rows if (a, c) not in covered]
+    idle = [name_of(a) for a, c in rows if (a, c) not in covered]
     if idle:
         raise ValueError(f"{', '.join(idle)} covers none of these worlds")
     progress(len(cases), len(cases), "")
@@ -51,15 +51,11 @@ def _rows(chosen: Collection[str | Algorithm], collectives: Collection[str]) -> 
     known += [(own, own.collective) for own in chosen if isinstance(own, Algorithm)]
     rows = [(a, c) for a, c in known if a in (chosen or [a]) and c in (collectives or [c])]
     if not rows:
-        wanted = " ".join(map(",".join, filter(None, ([_name(a) for a in chosen], collectives))))
-        near = [f"{_name(a)} {c}" for a, c in known if a in chosen or c in collectives]
-        all_names = dict.fromkeys(_name(a) for a, _ in known)
+        wanted = " ".join(map(",".join, filter(None, ([name_of(a) for a in chosen], collectives))))
+        near = [f"{name_of(a)} {c}" for a, c in known if a in chosen or c in collectives]
+        all_names = dict.fromkeys(name_of(a) for a, _ in known)
         raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
     return rows
-
-
-def _name(algorithm: str | Algorithm) -> str:
-    return algorithm if isinstance(algorithm, str) else algorithm.name
 
 
 def _roots(collective: str, world: int) -> Iterable[int]:

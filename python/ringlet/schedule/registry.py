@@ -301,6 +301,10 @@ def registered(name: str | None = None, collective: str | None = None) -> list[A
     return [a for a in found if a.name == (name or a.name) and a.collective == (collective or a.collective)]
 
 
+def name_of(algorithm: str | Algorithm) -> str:
+    return algorithm if isinstance(algorithm, str) else algorithm.name
+
+
 def at_slot(slot: int) -> Algorithm:
     """The algorithm that the core knows by that number."""
     return _by_slot[slot]

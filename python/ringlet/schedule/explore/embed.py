@@ -23,7 +23,7 @@ from ringlet.schedule.expression_trees import ranks_in
 from ringlet.schedule.frames import Frames, frames_of
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import prove
-from ringlet.schedule.registry import Algorithm, algorithms, schedule
+from ringlet.schedule.registry import Algorithm, algorithms, name_of, schedule
 
 MOST_WORLD = 30  # the page keeps the ranks of a sum in one 32-bit number
 
@@ -33,10 +33,6 @@ Source = tuple[str | Algorithm, str, str]  # an algorithm, its collective and su
 def known_sources(own: Iterable[Algorithm] = ()) -> list[Source]:
     """The built-in algorithms, and a user's own."""
     return [*algorithms(), *((one, one.collective, one.summary) for one in own)]
-
-
-def name_of(source: Source) -> str:
-    return source[0] if isinstance(source[0], str) else source[0].name
 
 
 def hosts_of(world: int) -> list[str]:
@@ -63,7 +59,7 @@ def catalogue(
     hosts = {world: [(words, parse_hosts(words or f"1x{world}")) for words in hosts_of(world)] for world in worlds}
     listed = []
     for done, source in enumerate(sources):
-        found = {"name": name_of(source), "collective": source[1], "summary": source[2]}
+        found = {"name": name_of(source[0]), "collective": source[1], "summary": source[2]}
         progress(done, len(sources), f"{found['name']} {found['collective']}")
         listed.append(found | {"data": _packed(source, hosts, shades)})
     return {
