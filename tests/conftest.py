@@ -81,7 +81,7 @@ ALONE = {
     "tools/test_bench_calls.py": "measures",
     "tools/test_bench_hosts.py": "measures",
     "tools/test_tune.py": "measures",
-    "training/test_bucket_merging.py::test_measured*": "measures what a bucket costs",
+    "training/test_bucket_merging.py::test_layouts*": "measures what a bucket costs",
     "training/test_delay_and_timeline.py": "measures when buckets are sent",
 }
 
@@ -129,7 +129,7 @@ def pytest_pyfunc_call(pyfuncitem):
     else:
         world = pyfuncitem.funcargs["world"] or world
         join = fixture("join") if len(joins) > 1 else (*joins, "shared_memory")[0]
-        fixture("pool").values(pyfuncitem.obj, world, *given, join=join)
+        fixture("device_pool" if join == "gpu" else "pool").values(pyfuncitem.obj, world, *given, join=join)
     return True
 
 

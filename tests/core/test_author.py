@@ -17,7 +17,6 @@ import emulated_gpu
 import own_algorithms
 import ringlet
 from ranks import joined, on
-from ringlet import _C
 from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.data import ScheduleError
 from ringlet.schedule.prove import prove
@@ -277,8 +276,10 @@ def test_a_file_without_an_algorithm_is_refused(tmp_path, text, words):
 # ---- on the emulated GPU
 
 
-def on_a_gpu(rank: int, world: int) -> None:
-    emulated_gpu.load()
+@emulated_gpu.needs_build
+@on((3, 4), "gpu")
+@emulated_gpu.each_way
+def test_tensors_on_a_gpu(rank: int, world: int) -> None:
     for count in (1, 1000, 200_000):
         mine = emulated_gpu.filled(rank + 1.0, count)
         ringlet.all_reduce(mine, algorithm="own_ring")
@@ -292,13 +293,6 @@ def on_a_gpu(rank: int, world: int) -> None:
             assert torch.equal(mine.cpu(), expected.cpu()), (own, count)
     with pytest.raises(ringlet.InvalidUsage, match="is wrong"):
         ringlet.all_reduce(mine, algorithm="deadlock")
-
-
-@pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
-@pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
-def test_tensors_on_a_gpu(device_pool, way):
-    for world in (3, 4):
-        device_pool.values(on_a_gpu, world, join="threads")
 
 
 # --- what a proved schedule may still do wrong in memory -------------------------------------------------------------

@@ -30,7 +30,8 @@ def exchange(tensor: torch.Tensor, how: str) -> None:
         tensor.set_(torch.zeros(5))
 
 
-def asynchronous(rank: int, world: int, folder: str) -> None:
+@on(2, "shared_memory", "tcp")
+def test_memory_of_asynchronous_calls(rank: int, world: int, folder: str) -> None:
     """Rank 0's calls are under way, and wait for the others, while it tries to take the memory away."""
     store = dist.FileStore(f"{folder}/store", world)
     for how, count, copies in (("data", 100, False), ("set", 1 << 18, False), ("data", 1 << 10, True)):
@@ -58,7 +59,8 @@ def asynchronous(rank: int, world: int, folder: str) -> None:
         whole.resize_(1 << 22)  # the caller's again when wait() has returned
 
 
-def of_another_thread(rank: int, world: int, folder: str) -> None:
+@on(2, "shared_memory", "tcp")
+def test_memory_of_a_call_of_another_thread(rank: int, world: int, folder: str) -> None:
     """The same of a call that its own thread waits for."""
     store = dist.FileStore(f"{folder}/store", world)
     calls: dict[str, tuple[int, Callable[[torch.Tensor], object]]] = {
@@ -103,7 +105,8 @@ def test_memory_in_flight_through_torch(rank: int, world: int, folder: str) -> N
         one.resize_(1000)
 
 
-def in_shared_memory(rank: int, world: int, folder: str) -> None:
+@on(2, "shared_memory", "tcp")
+def test_memory_that_processes_share(rank: int, world: int, folder: str) -> None:
     """Of memory that share_memory_() has moved torch knows no allocator, and can make it resizable no more."""
     tensor = torch.ones(100)
     tensor.share_memory_()
@@ -112,7 +115,8 @@ def in_shared_memory(rank: int, world: int, folder: str) -> None:
     assert tensor.unique().tolist() == [world**2]
 
 
-def moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
+@on(2, "shared_memory", "tcp")
+def test_memory_moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
     """A mistake that nothing can refuse: torch frees the memory that the call reads."""
     store = dist.FileStore(f"{folder}/moved", world)
     tensor = torch.ones(100)
@@ -125,12 +129,6 @@ def moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
         store.wait(["moved"])
         ringlet.reduce(tensor, 1)
     ringlet.barrier()
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-@pytest.mark.parametrize("program", [in_shared_memory, moved_to_shared_memory, asynchronous, of_another_thread])
-def test_memory_in_flight(pool, tmp_path, transport, program):
-    pool.values(program, 2, str(tmp_path), join=transport)
 
 
 def failing(call: Callable[[], object]) -> str:

@@ -150,8 +150,9 @@ def test_ctrl_c_cuts_leaving_short(rank: int, world: int, path: str) -> None:
 # --- making groups --------------------------------------------------------------------------------------------------
 
 
-def groups_with_a_missing_rank(rank: int, world: int, path: str, port: int) -> None:
-    store = dist.FileStore(f"{path}/store", 2)
+@on(1, "nothing")
+def test_ctrl_c_ends_the_wait_for_a_missing_rank(rank: int, world: int, path: str) -> None:
+    store = dist.FileStore(path, 2)
     for number in range(2):  # rank 0 asks who is there, the others wait to be asked
         with interrupted():
             ringlet.init(number, 2, store, timeout=TIMEOUT_S)
@@ -160,7 +161,7 @@ def groups_with_a_missing_rank(rank: int, world: int, path: str, port: int) -> N
             _C.Group.join(store, f"gone/{transport}", 0, 2, timedelta(seconds=TIMEOUT_S), transport)
     with interrupted():
         ringlet.init(0, 2, transport="threads", timeout=TIMEOUT_S, name="interrupted")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)[0]))
     try:
         for number in range(2):  # which makes the store, or looks for it
             with interrupted():
@@ -168,10 +169,6 @@ def groups_with_a_missing_rank(rank: int, world: int, path: str, port: int) -> N
     finally:
         del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]  # the process stays for other tests
     refused("no group yet", ringlet.current)
-
-
-def test_ctrl_c_ends_the_wait_for_a_missing_rank(pool, tmp_path):
-    pool.values(groups_with_a_missing_rank, 1, str(tmp_path), free_ports(1)[0], join="nothing")
 
 
 # --- torch.distributed ----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import emulated_gpu
 import ringlet
 from cases import ALGORITHMS, REDUCTIONS
 from ranks import Pool, with_kernels
-from ringlet import _C
 from ringlet.schedule.execution import execute
 from ringlet.schedule.expression_trees import Trees
 
@@ -169,8 +168,6 @@ def start(collective, tensor, world, **options):
 
 def digests(rank, world, memories):
     """(collective, algorithm, dtype) -> digest -> where it came out."""
-    if "gpu" in memories:
-        emulated_gpu.load()
     found = {}
     for (collective, algorithm), dtype, memory, later in itertools.product(CALLS, DTYPES, memories, (False, True)):
         inputs = [inputs_of(dtype, world)[rank, :count] for count in elements(collective, world)]
@@ -220,7 +217,7 @@ def test_every_processor_level_gives_one_digest(tmp_path, level):
         fresh.end()
 
 
-@pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
+@emulated_gpu.needs_build
 @pytest.mark.parametrize(
     "way",
     ["both", *(pytest.param(way, marks=pytest.mark.slow(reason="as both")) for way in ("NCCL", "peer memory"))],
@@ -228,4 +225,4 @@ def test_every_processor_level_gives_one_digest(tmp_path, level):
 )
 @pytest.mark.parametrize("world", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow(reason="as four"))])
 def test_a_gpu_gives_one_digest(device_pool, world, way):
-    check(device_pool, world, "threads", memories=("gpu",))
+    check(device_pool, world, "gpu", memories=("gpu",))

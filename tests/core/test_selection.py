@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import free_ports, joined, on_host
+from ranks import free_ports, joined, on, on_host
 from ringlet import _C
 
 MEDIA = ("registered", "staged", "hosts", "apart", "peers", "nccl")
@@ -207,7 +207,8 @@ def test_all_ranks_have_the_sizes_of_rank_0s_processor(pool, tmp_path, world):
     assert ordinary[1] >= 2 or world > len(os.sched_getaffinity(0))  # who takes turns has larger segments
 
 
-def copy_both_ways(rank: int, world: int, folder: str) -> None:
+@on(2, "nothing")
+def test_copies_through_and_past_the_cache(rank: int, world: int, folder: str) -> None:
     """Checks results of so many calls of each size that ranks have tried to copy past the cache."""
     with group_by([None] * world, rank, world, folder):
         registered, ordinary = ringlet.empty((1 << 18) + 37), torch.empty((1 << 18) + 37)
@@ -226,10 +227,6 @@ def copy_both_ways(rank: int, world: int, folder: str) -> None:
             else:
                 ringlet.recv(ordinary.zero_(), 0)
                 assert ordinary.equal(torch.arange(len(ordinary)) + 1)  # what rank 0 received above
-
-
-def test_copies_through_and_past_the_cache(pool, tmp_path):
-    pool.values(copy_both_ways, 2, str(tmp_path), join="nothing")
 
 
 def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> dict[str, list[tuple[str, bool]]]:

@@ -15,24 +15,23 @@ import torch
 import emulated_gpu
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, roots_of, run
-from emulated_gpu import filled
+from emulated_gpu import each_way, filled
 from exact_data import DTYPES, OPS, supported
-from ranks import Pool
+from ranks import Pool, on
 from ringlet import _C
 from ringlet.bench.cases import Sweep
 from ringlet.bench.ranks.case import Case as BenchCase
 from ringlet.bench.ranks.loop import Rank
 from ringlet.bench.ranks.torch_ranks import Ringlet
 
-pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
-
-each_way = pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
+pytestmark = emulated_gpu.needs_build
 
 
-def every_call(rank: int, world: int) -> None:
+@on(3, "gpu")
+@each_way
+def test_every_call(rank: int, world: int) -> None:
     """Each collective goes to the GPU and back, with every pair of dtype and operation among the reductions. What the
     engines make of every algorithm and count is tried below Python."""
-    emulated_gpu.load()
     checks = Checks()
     pairs = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
     for number, (dtype, op) in enumerate(pairs):
@@ -50,36 +49,25 @@ def every_call(rank: int, world: int) -> None:
     checks.conclude()
 
 
+@on(5, "gpu")
 @each_way
-def test_every_call(device_pool, way):
-    device_pool.values(every_call, 3, join="threads")
-
-
-def orders_of_every_algorithm(rank: int, world: int, dtype: torch.dtype) -> dict[str, list[str]]:
-    """As the probe of ringlet.reveal sees them."""
-    emulated_gpu.load()
-    found = {}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_adds_in_the_order_of_the_host(rank: int, world: int, dtype: torch.dtype) -> None:
+    """As the probe of ringlet.reveal sees it."""
     for algorithm in ALGORITHMS["all_reduce"]:
-        call = functools.partial(ringlet.all_reduce, algorithm=algorithm)
+        call, found = functools.partial(ringlet.all_reduce, algorithm=algorithm), []
         for device in (emulated_gpu.DEVICE, "cpu"):
             seen = ringlet.reveal(call, sizes=[4 * world], dtype=dtype, calls=1, device=device)
             (message,) = seen.messages
             assert message.wrong == 0 and not {"the rank", "the call", "the numbers"} & seen.depends.keys(), seen.text()
-            found[f"{algorithm} on {device}"] = [order.text for order in message.layout.orders]
-    return found
+            found.append([order.text for order in message.layout.orders])
+        assert found[0] == found[1], algorithm
 
 
+@on(3, "gpu")
 @each_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_gpu_adds_in_the_order_of_the_host(device_pool, way, dtype):
-    for found in device_pool.values(orders_of_every_algorithm, 5, dtype, join="threads"):
-        for algorithm in ALGORITHMS["all_reduce"]:
-            assert found[f"{algorithm} on {emulated_gpu.DEVICE}"] == found[f"{algorithm} on cpu"], algorithm
-
-
-def on_streams(rank: int, world: int) -> None:
+def test_calls_follow_streams(rank: int, world: int) -> None:
     """Calls follow the current stream; asynchronous ones go beside it until it is made to wait."""
-    emulated_gpu.load()
     for own in (False, True):
         if own:
             emulated_gpu.use_own_stream()
@@ -95,13 +83,9 @@ def on_streams(rank: int, world: int) -> None:
     emulated_gpu.use_default_stream()
 
 
+@on(3, "gpu")
 @each_way
-def test_calls_follow_streams(device_pool, way):
-    device_pool.values(on_streams, 3, join="threads")
-
-
-def on_lists(rank: int, world: int) -> None:
-    emulated_gpu.load()
+def test_lists(rank: int, world: int) -> None:
     counts = [3000 * q for q in range(world)]
     blocks = [filled(0.0, count) for count in counts]
     ringlet.all_gather(blocks, filled(rank + 1.0, counts[rank]))
@@ -121,13 +105,8 @@ def on_lists(rank: int, world: int) -> None:
     assert [block.cpu().tolist() for block in received] == [[10.0 * q + rank] * (1 + rank + q) for q in range(world)]
 
 
-@each_way
-def test_lists(device_pool, way):
-    device_pool.values(on_lists, 3, join="threads")
-
-
-def refused(rank: int, world: int) -> None:
-    emulated_gpu.load()
+@on(2, "gpu")
+def test_what_is_refused_harms_nothing(rank: int, world: int) -> None:
     here, there = torch.ones(4), filled(1.0, 4)
     group = ringlet.current()
     for call, words in (
@@ -147,13 +126,9 @@ def refused(rank: int, world: int) -> None:
     assert group.gpu_transport(there.device) == "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"
 
 
-def test_what_is_refused_harms_nothing(device_pool):
-    device_pool.values(refused, 2, join="threads")
-
-
-def around(rank: int, world: int) -> None:
+@on(3, "gpu")
+def test_messages(rank: int, world: int) -> None:
     """Messages go on streams like collectives, and between two ranks they meet in order."""
-    emulated_gpu.load()
     mine, theirs = filled(float(rank), 100_000), filled(-1.0, 100_000)
     for turn in range(3):
         if rank == 0:
@@ -166,12 +141,7 @@ def around(rank: int, world: int) -> None:
     assert theirs.cpu().unique().tolist() == [float(last + (3 if last > 0 else 0))]
 
 
-def test_messages(device_pool):
-    device_pool.values(around, 3, join="threads")
-
-
 def in_registered_memory(rank: int, world: int) -> None:
-    emulated_gpu.load()
     with pytest.raises(ringlet.InvalidUsage, match="no registered memory on privateuseone:0: set RINGLET_GPU_HEAP_MIB"):
         ringlet.empty(4, device=emulated_gpu.DEVICE)
     os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
@@ -203,7 +173,6 @@ def allocator() -> ctypes.CDLL:
 
 def in_a_pools_memory(rank: int, world: int) -> None:
     """Ordinary tensors that torch lays into memory of the registered heap are read in place."""
-    emulated_gpu.load()
     functions, mib = allocator(), 1 << 20
     if rank == 0:
         assert functions.ringlet_gpu_heap_allocate(mib, 0, None) is None  # there is no heap
@@ -234,7 +203,7 @@ def in_a_pools_memory(rank: int, world: int) -> None:
 
 
 def test_memory_for_a_pool_of_torchs(own_pool):
-    own_pool.values(in_a_pools_memory, 2, join="threads")
+    own_pool.values(in_a_pools_memory, 2, join="gpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -245,7 +214,6 @@ def test_a_pool_needs_cuda():
 
 def by_a_table(rank: int, world: int, table: str) -> None:
     """RINGLET_PEER_MEMORY_BYTES is not set, so the rules of the group count."""
-    emulated_gpu.load()
     emulated_gpu.go(rank, world, "both")
     os.environ["RINGLET_TABLE"] = table
     ringlet.barrier()
@@ -265,7 +233,7 @@ def by_a_table(rank: int, world: int, table: str) -> None:
 def test_a_table_says_which_way_calls_go(own_pool, tmp_path):
     table = tmp_path / "table"
     table.write_text("all_reduce above 4KiB up to 1MiB world 2 gpus nccl\nall_reduce gpus peers\n")
-    own_pool.values(by_a_table, 2, str(table), join="threads")
+    own_pool.values(by_a_table, 2, str(table), join="gpu")
 
 
 @pytest.fixture
@@ -277,7 +245,7 @@ def own_pool(tmp_path):
 
 
 def test_registered_memory(own_pool):
-    own_pool.values(in_registered_memory, 1, join="threads")
+    own_pool.values(in_registered_memory, 1, join="gpu")
 
 
 def measured(rank: int, world: int) -> dict[str, object]:

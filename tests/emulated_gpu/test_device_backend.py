@@ -14,26 +14,27 @@ import torch.distributed as dist
 
 import emulated_gpu
 import ringlet
-from emulated_gpu import filled
+from emulated_gpu import each_way, filled
+from ranks import on
 from ringlet import _C
 
-pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
-
-each_way = pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
+pytestmark = emulated_gpu.needs_build
 
 STORES: dict[str, dist.HashStore] = {}
 LOCK = threading.Lock()
 
 
-def backend_of(rank: int, world: int, name: str) -> _C.Backend:
-    emulated_gpu.load()
+def backend_of(rank: int, world: int) -> _C.Backend:
+    name = ringlet.current().name
     with LOCK:
         store = STORES.setdefault(name, dist.HashStore())
     return _C.make_backend(store, name, rank, world, timedelta(seconds=60), "shared_memory")
 
 
-def through_the_backend(rank: int, world: int, name: str) -> None:
-    backend = backend_of(rank, world, name)
+@on(3, "gpu")
+@each_way
+def test_through_the_backend(rank: int, world: int) -> None:
+    backend = backend_of(rank, world)
     ranks = torch.arange(world, dtype=torch.float32)
 
     tensor = filled(rank + 1.0, 100_000)
@@ -72,38 +73,34 @@ def through_the_backend(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-@each_way
-def test_through_the_backend(device_pool, way):
-    device_pool.values(through_the_backend, 3, f"backend {way}", join="threads")
-
-
-def on(values: torch.Tensor) -> torch.Tensor:
+def moved(values: torch.Tensor) -> torch.Tensor:
     return values.to(emulated_gpu.DEVICE)
 
 
-def uneven_blocks(rank: int, world: int, name: str) -> None:
+@on((1, 4), "gpu")
+def test_uneven_blocks(rank: int, world: int) -> None:
     """Some ranks' blocks are equal and some are not; some tensors are not contiguous."""
-    backend = backend_of(rank, world, name)
+    backend = backend_of(rank, world)
     sizes = [3 * q % 4 for q in range(world)]  # 0 among them
 
-    parts = [on(torch.full((2, size), -1.0)) for size in sizes]
-    parts[-1] = on(torch.full((sizes[-1], 2), -1.0)).t()
-    backend.allgather([parts], [on(torch.full((2, sizes[rank]), float(rank)))]).wait()
+    parts = [moved(torch.full((2, size), -1.0)) for size in sizes]
+    parts[-1] = moved(torch.full((sizes[-1], 2), -1.0)).t()
+    backend.allgather([parts], [moved(torch.full((2, sizes[rank]), float(rank)))]).wait()
     for q, part in enumerate(parts):
         assert part.shape == (2, sizes[q]) and part.cpu().flatten().tolist() == [float(q)] * 2 * sizes[q]
 
-    mine = on(torch.zeros(sizes[rank]))
-    backend.reduce_scatter([mine], [[on(torch.full((size,), float(rank + q))) for q, size in enumerate(sizes)]]).wait()
+    mine = filled(0.0, sizes[rank])
+    backend.reduce_scatter([mine], [[filled(float(rank + q), size) for q, size in enumerate(sizes)]]).wait()
     assert mine.cpu().tolist() == [float(sum(r + rank for r in range(world)))] * sizes[rank]
 
     def share(source: int, to: int) -> int:
         return 2 if 0 in (source, to) else (source + to) % 3  # rank 0 gives and gets equal blocks
 
-    inputs = [on(torch.full((share(rank, q), 5), 10.0 * rank + q)) for q in range(world)]
-    outputs = [on(torch.zeros(share(q, rank), 5)) for q in range(world)]
+    inputs = [moved(torch.full((share(rank, q), 5), 10.0 * rank + q)) for q in range(world)]
+    outputs = [moved(torch.zeros(share(q, rank), 5)) for q in range(world)]
     backend.alltoall(outputs, inputs).wait()
-    flat = on(torch.zeros(sum(share(q, rank) for q in range(world)), 5))
-    given = on(torch.cat([one.cpu() for one in inputs]))
+    flat = moved(torch.zeros(sum(share(q, rank) for q in range(world)), 5))
+    given = moved(torch.cat([one.cpu() for one in inputs]))
     backend.alltoall_base(
         flat, given, [share(q, rank) for q in range(world)], [share(rank, q) for q in range(world)]
     ).wait()
@@ -113,14 +110,10 @@ def uneven_blocks(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_uneven_blocks(device_pool, world):
-    device_pool.values(uneven_blocks, world, f"uneven {world}", join="threads")
-
-
-def messages_together(rank: int, world: int, name: str) -> None:
+@on(3, "gpu")
+def test_messages_together(rank: int, world: int) -> None:
     """Each rank first sends, then receives: alone each send would wait for ever."""
-    backend = backend_of(rank, world, name)
+    backend = backend_of(rank, world)
     group = dist.ProcessGroup(dist.HashStore(), rank, world)
     group._register_backend(torch.device(emulated_gpu.DEVICE), dist.ProcessGroup.BackendType.CUSTOM, backend)
     after, before = (rank + 1) % world, (rank - 1) % world
@@ -146,12 +139,9 @@ def messages_together(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-def test_messages_together(device_pool):
-    device_pool.values(messages_together, 3, "messages", join="threads")
-
-
-def futures_and_calls_together(rank: int, world: int, name: str) -> None:
-    backend = backend_of(rank, world, name)
+@on(3, "gpu")
+def test_futures_and_calls_together(rank: int, world: int) -> None:
+    backend = backend_of(rank, world)
     options = dist.AllreduceOptions()
     options.asyncOp = False
     backend.algorithm = "ring"
@@ -171,9 +161,11 @@ def futures_and_calls_together(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-def waiting_orders_inputs(rank: int, world: int, name: str) -> None:
+@on(2, "gpu")
+@each_way
+def test_waiting_orders_inputs(rank: int, world: int) -> None:
     """Off the root a gather has no result; what is written to its input after wait() comes after it all the same."""
-    backend = backend_of(rank, world, name)
+    backend = backend_of(rank, world)
     backend.allreduce([filled(1.0)], dist.AllreduceOptions()).wait()  # the ranks have met
     mine, options = filled(rank + 1.0), dist.GatherOptions()
     if rank == 0:
@@ -187,14 +179,10 @@ def waiting_orders_inputs(rank: int, world: int, name: str) -> None:
     backend.shutdown()
 
 
-@each_way
-def test_waiting_orders_inputs(device_pool, way):
-    device_pool.values(waiting_orders_inputs, 2, f"inputs {way}", join="threads")
-
-
-def bound_to_a_device(rank: int, world: int, name: str) -> None:
+@on(2, "gpu")
+def test_bound_to_a_device(rank: int, world: int) -> None:
     """What torch.distributed asks of a backend whose default group is bound to a GPU."""
-    backend = backend_of(rank, world, name)
+    backend = backend_of(rank, world)
     assert backend.supports_splitting
     backend.eager_connect_single_device(torch.device(emulated_gpu.DEVICE))
     backend.perform_nocolor_split(torch.device(emulated_gpu.DEVICE))  # on ranks outside of a new group
@@ -203,11 +191,3 @@ def bound_to_a_device(rank: int, world: int, name: str) -> None:
     options.algorithm = "ring"
     assert (options.transport, backend.options.algorithm) == ("shared_memory", "butterfly")
     backend.shutdown()
-
-
-def test_bound_to_a_device(device_pool):
-    device_pool.values(bound_to_a_device, 2, "bound", join="threads")
-
-
-def test_futures_and_calls_together(device_pool):
-    device_pool.values(futures_and_calls_together, 3, "together", join="threads")

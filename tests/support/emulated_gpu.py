@@ -10,9 +10,13 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 import torch
+
+from ringlet import _C
 
 DEVICE = "privateuseone"
 BUILD = pathlib.Path(__file__).parents[2] / "build" / str(sys.implementation.cache_tag)
@@ -20,6 +24,8 @@ VARIABLES = ("RINGLET_CUDA_LIBRARY", "RINGLET_NCCL_LIBRARY")
 
 # What collectives go through: RINGLET_PEER_MEMORY_BYTES.
 WAYS = {"both": None, "NCCL": "0", "peer memory": str(1 << 60)}
+
+needs_build = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
 
 _lock = threading.Lock()
 
@@ -32,8 +38,6 @@ def load() -> None:
 
 @functools.cache
 def _load() -> None:
-    from ringlet import _C
-
     for name in VARIABLES:
         os.environ[name] = str(BUILD / "libemulated_gpu.so")
     try:
@@ -83,6 +87,11 @@ def go(rank: int, world: int, way: str) -> None:
     os.environ.pop("RINGLET_PEER_MEMORY_BYTES", None)
     if WAYS[way] is not None:
         os.environ["RINGLET_PEER_MEMORY_BYTES"] = str(WAYS[way])
+
+
+def each_way(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test runs once for each of WAYS."""
+    return pytest.mark.usefixtures("way")(pytest.mark.parametrize("way", WAYS, indirect=True)(test))
 
 
 def filled(value: float, count: int = 1000) -> torch.Tensor:

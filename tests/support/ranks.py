@@ -27,6 +27,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import emulated_gpu
 import ringlet
 from ringlet import _C
 
@@ -35,6 +36,8 @@ WORLDS = tuple(int(world) for world in os.environ.get("RINGLET_TEST_WORLDS", "1,
 # "mixed": ranks on two hosts in turn, with shared memory inside and TCP between them. "blocks": the first half of the
 # ranks on one of them.
 TRANSPORTS = ("shared_memory", "threads", "tcp", "mixed")
+# Ranks are threads of one process. "gpu": they have the GPU of emulated_gpu.py.
+OF_ONE_PROCESS = ("threads", "gpu")
 HANG_SECONDS = int(os.environ.get("RINGLET_TEST_HANG_SECONDS", "120"))
 # The timeout of a group's calls.
 TIMEOUT_SECONDS = float(os.environ.get("RINGLET_TEST_TIMEOUT", "60"))
@@ -132,8 +135,13 @@ def joined(rank: int, world: int, store: dist.Store | None, place: str, **option
 def membership(task: Task) -> Iterator[None]:
     """What `join` means: a ringlet group of processes or threads, torch.distributed on a backend, or nothing."""
     limit = timedelta(seconds=task.timeout)
-    if task.join in (*TRANSPORTS, "blocks"):
-        store = None if task.join == "threads" else dist.FileStore(task.store, task.world)
+    if task.join in OF_ONE_PROCESS:
+        if task.join == "gpu":
+            emulated_gpu.load()
+        with joined(task.rank, task.world, None, "threads", timeout=limit, name=task.store):
+            yield
+    elif task.join in (*TRANSPORTS, "blocks"):
+        store = dist.FileStore(task.store, task.world)
         with joined(task.rank, task.world, store, task.join, timeout=limit, name=task.store):
             yield
     elif task.join.startswith("dist:"):
@@ -182,7 +190,7 @@ def serve(connection: multiprocessing.connection.Connection) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool's end
         while True:
             task = connection.recv()
-            connection.send(carry_out_on_threads(task) if task.join == "threads" else carry_out(task))
+            connection.send(carry_out_on_threads(task) if task.join in OF_ONE_PROCESS else carry_out(task))
 
 
 def free_ports(wanted: int) -> list[int]:
@@ -232,10 +240,10 @@ class Pool:
     ) -> list[Outcome]:
         """`function(rank, world, *args)` on every rank; what became of each, errors included.
 
-        join: one of TRANSPORTS or "blocks" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
+        join: one of TRANSPORTS, "blocks" or "gpu" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
                 "dist:BACKEND@PLACE": place is "mixed", "blocks" or "tcp".
         """
-        processes = 1 if join == "threads" else world
+        processes = 1 if join in OF_ONE_PROCESS else world
         workers = self._staff(processes)
         store = str(self._folder / f"store-{next(self._numbers)}")
         for rank, worker in enumerate(workers):

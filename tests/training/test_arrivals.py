@@ -85,6 +85,9 @@ def loss_of_nested(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
     return model(inputs(rank, 0, 8, 16)).square().mean()
 
 
+each_order = pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
+
+
 def reduced(model: nn.Module, overlaps: bool, **options: object) -> None:
     """Has a reducer send buckets during the backward, as where each rank has a processor to spare; or at its end."""
     reducer = ringlet.GradientReducer(model, **options)
@@ -98,14 +101,22 @@ def train(model: nn.Module, rank: int, loss: Callable[..., torch.Tensor], expect
         assert_gradients(model, expected)
 
 
-def shared_by_parameters(rank: int, world: int, overlaps: bool) -> None:
+@on("two")
+@each_order
+def test_memory_that_others_use_is_not_reduced_in_place(rank: int, world: int, overlaps: bool) -> None:
+    """Shared by parameters."""
+    torch.manual_seed(0)
     model = Summands()
     expected = expected_average(model, world, loss=loss_of_summands)
     reduced(model, overlaps, find_unused_parameters=True)
     train(model, rank, loss_of_summands, expected)
 
 
-def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> None:
+@on("two")
+@each_order
+def test_memory_that_others_use_later_is_not_reduced_in_place(rank: int, world: int, overlaps: bool) -> None:
+    """Shared with the backward."""
+    torch.manual_seed(0)
     model = Positions()
     expected = expected_average(model, world, loss=loss_of_positions)
     reduced(model, overlaps, bucket_mb=0.004, first_bucket_mb=0.004)
@@ -114,18 +125,12 @@ def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> None:
     train(model, rank, loss_of_positions, expected)
 
 
-def with_seed(rank: int, world: int, check: Callable[..., None], *arguments: object) -> None:
-    torch.manual_seed(0)  # all ranks make the same model
-    check(rank, world, *arguments)
-
-
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-@pytest.mark.parametrize("check", [shared_by_parameters, shared_with_the_backward])
-def test_memory_that_others_use_is_not_reduced_in_place(two, check, overlaps):
-    two(with_seed, check, overlaps)
-
-
-def arrives_twice(rank: int, world: int, overlaps: bool, late: bool) -> None:
+@on("two")
+@each_order
+@pytest.mark.parametrize("late", [True, False], ids=["counts-once", "refused"])
+def test_a_gradient_that_arrives_in_a_nested_backward_first(rank: int, world: int, overlaps: bool, late: bool) -> None:
+    """It counts once; and it is refused if its bucket has been sent."""
+    torch.manual_seed(0)
     model = Nested(late)
     expected = expected_average(model, world, loss=loss_of_nested)
     kib = 16 * 16 * 4 / 2**20
@@ -136,16 +141,6 @@ def arrives_twice(rank: int, world: int, overlaps: bool, late: bool) -> None:
     # in the first backward all but `last` are in one bucket, before the buckets are in the order of arrival
     with pytest.raises(InvalidUsage, match=r"the gradient of twice\.weight arrived again after its bucket was sent"):
         train(model, rank, loss_of_nested, expected)
-
-
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-def test_a_gradient_counts_once_that_arrives_in_a_nested_backward_first(two, overlaps):
-    two(with_seed, arrives_twice, overlaps, True)
-
-
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-def test_a_gradient_that_arrives_again_after_its_bucket_was_sent_is_refused(two, overlaps):
-    two(with_seed, arrives_twice, overlaps, False)
 
 
 @on("two")
@@ -168,7 +163,14 @@ def replace_by_half(p: torch.Tensor) -> None:
     p.grad = p.grad * 0.5
 
 
-def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None], overlaps: bool) -> None:
+@on((2, 3), "dist:ringlet")
+@each_order
+@pytest.mark.parametrize("hook", [halve_in_place, replace_by_half])
+def test_what_hooks_do_to_a_gradient_is_done_before_it_is_reduced(
+    rank: int, world: int, hook: Callable[[torch.Tensor], None], overlaps: bool
+) -> None:
+    torch.manual_seed(0)
+
     def loss(model: nn.Module, rank: int, _step: int = 0) -> torch.Tensor:
         return model(inputs(rank, 0, 8, 64)).square().mean()
 
@@ -180,13 +182,6 @@ def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None]
     for handle in handles:
         handle.remove()
     train(model, rank, loss, expected)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
-@pytest.mark.parametrize("hook", [halve_in_place, replace_by_half])
-def test_what_hooks_do_to_a_gradient_is_done_before_it_is_reduced(pool, hook, overlaps, world):
-    pool.values(with_seed, world, changed_by_hooks, hook, overlaps, join="dist:ringlet")
 
 
 @on("two")

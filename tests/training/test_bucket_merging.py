@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import on
 from reducer_checks import assert_gradients, expected_average, loss_of, mlp
-from ringlet import GradientReducer, InvalidUsage
+from refusals import refused
+from ringlet import GradientReducer
 from ringlet.training.call_labels import BucketLabels
 from ringlet.training.reducer.merging import LATER, Cost, cut, cut_with_few, end_of, fit
 
@@ -78,7 +80,8 @@ def test_the_line_is_found_again():
     assert through_zero.alpha_s == 0.0 and through_zero.beta_s > 0
 
 
-def layouts_change_and_gradients_do_not(rank, world):
+@on("ranks")
+def test_layouts_change_and_gradients_do_not(rank, world):
     """Through all turns gradients are right, `.grad` moves with its bucket, and every rank keeps the same layout."""
     model = mlp()
     reducer = GradientReducer(model, bucket_mb="measured", first_bucket_mb=0.0002)
@@ -103,7 +106,8 @@ def layouts_change_and_gradients_do_not(rank, world):
         assert merging["kept"] == ("merged" if measured["merged"] < 0.98 * measured["plain"] else "plain")
 
 
-def the_slower_layout_is_dropped(rank, world):
+@on("ranks")
+def test_the_slower_layout_is_dropped(rank, world):
     """A hand-made clock: whatever the model predicts, what was measured decides, and the largest rank's times count."""
     from ringlet.training.reducer import buckets
     from ringlet.training.reducer.channel import Channel
@@ -128,20 +132,11 @@ def the_slower_layout_is_dropped(rank, world):
         assert merging.describe()["measured_s"] == {slower: 3.0, merging.kept: 2.0}
 
 
-def what_cannot_be_measured_is_refused(rank, world):
+@on("ranks")
+def test_what_cannot_be_measured_is_refused(rank, world):
     for options, message in [
         ({"bucket_mb": "large"}, "a number of MiB above 0 or 'measured'"),
         ({"bucket_mb": "measured", "delay": 1}, r"with delay=1 there is none"),
         ({"bucket_mb": "measured", "find_unused_parameters": True}, "with find_unused_parameters=True there is none"),
     ]:
-        with pytest.raises(InvalidUsage, match=message):
-            GradientReducer(mlp(), **options)
-
-
-@pytest.mark.parametrize(
-    "check",
-    [layouts_change_and_gradients_do_not, the_slower_layout_is_dropped, what_cannot_be_measured_is_refused],
-    ids=lambda check: check.__name__,
-)
-def test_measured(ranks, check):
-    ranks(check)
+        refused(message, GradientReducer, mlp(), **options)

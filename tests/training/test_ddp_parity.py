@@ -101,9 +101,6 @@ def test_no_sync_around_a_part_does_what_ddp_does(rank, world):
         assert_gradients(ours, [p.grad for p in theirs.module.parameters()])
 
 
-# --- views and copies
-
-
 # --- uneven inputs
 
 
@@ -253,16 +250,12 @@ def test_torchs_optimizer_in_backward_stays_where_the_reducer_does_not(rank, wor
     steps_alone()
 
 
-def join_with_another_joinable(rank, world):
+@on((2, 4), "dist:gloo")
+def test_join_with_another_joinable(rank, world):
+    """What is tested is torch's Join with two joinables: on gloo alone."""
     ours = mlp()
     theirs = DistributedDataParallel(copy.deepcopy(ours))
     for model, joinable in ((ours, GradientReducer(ours, **SMALL)), (theirs, theirs)):
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
         train_unevenly(model, Join([joinable, optimizer]), rank, optimizer)
     same(ours, theirs.module)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_join_with_another_joinable(world, pool):
-    """What is tested is torch's Join with two joinables: on gloo alone."""
-    pool.values(join_with_another_joinable, world, join="dist:gloo")

@@ -420,8 +420,10 @@ def test_another_grad_dtype_is_refused(rank, world):
 # --- a change on one rank alone
 
 
+@on(3, "dist:ringlet", "dist:ringlet@mixed")
+@pytest.mark.parametrize("changing", [0, 2])
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
-def one_rank_unfreezes(rank, world, changing):
+def test_a_change_on_one_rank_is_named_on_all(rank, world, changing):
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)
     loss_of(model, rank).backward()
@@ -433,12 +435,6 @@ def one_rank_unfreezes(rank, world, changing):
     with pytest.raises(ringlet.Error, match="this group failed before"):
         dist.all_reduce(torch.ones(3))
     del reducer
-
-
-@pytest.mark.parametrize("changing", [0, 2])
-@pytest.mark.parametrize("join", ["dist:ringlet", "dist:ringlet@mixed"])
-def test_a_change_on_one_rank_is_named_on_all(pool, join, changing):
-    pool.values(one_rank_unfreezes, 3, changing, join=join)
 
 
 # --- ranks that do not reduce the same

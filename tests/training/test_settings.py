@@ -27,7 +27,8 @@ def zero_from(config, dtype=torch.float32, cls=torch.optim.AdamW, **defaults):
 # --- each key has its effect
 
 
-def overlap_comm(rank, world):
+@on("two")
+def test_overlap_comm(rank, world):
     peaks = {}
     for overlap in (True, False):
         zero = zero_from(stage_of(3, overlap_comm=overlap, reduce_bucket_size=2500))
@@ -36,7 +37,8 @@ def overlap_comm(rank, world):
     assert peaks[False] < peaks[True]  # nothing is gathered ahead
 
 
-def bucket_sizes(rank, world):
+@on("two")
+def test_bucket_sizes(rank, world):
     counts = {}
     for key in ("reduce_bucket_size", "allgather_bucket_size"):
         for size in (2500, 800, 5e8):
@@ -54,7 +56,8 @@ def bucket_sizes(rank, world):
         assert counts[key, 2500] >= counts[key, 5e8]
 
 
-def gradient_clipping(rank, world):
+@on("two")
+def test_gradient_clipping(rank, world):
     moved = {}
     for clip in (0.01, 0.0):
         zero = zero_from({"gradient_clipping": clip, **stage_of(2)}, torch.float64, torch.optim.SGD, lr=1.0)
@@ -65,7 +68,8 @@ def gradient_clipping(rank, world):
     assert moved[0.01] == pytest.approx(0.01, rel=1e-3) and moved[0.0] > 0.02
 
 
-def printing(rank, world):
+@on("two")
+def test_printing(rank, world):
     texts = []
     for config in ({"steps_per_print": 2}, {"steps_per_print": 1, "wall_clock_breakdown": True}, {}):
         text = io.StringIO()
@@ -75,11 +79,6 @@ def printing(rank, world):
     if rank == 0:
         assert [len(lines) for lines in texts] == [2, 4, 0]
         assert "forward" not in texts[0][0] and "forward" in texts[1][0] and "backward" in texts[1][0]
-
-
-@pytest.mark.parametrize("effect", [overlap_comm, bucket_sizes, gradient_clipping, printing], ids=lambda e: e.__name__)
-def test_a_key_has_its_effect(two, effect):
-    two(effect)
 
 
 def test_keys_are_arguments_of_zero(tmp_path):

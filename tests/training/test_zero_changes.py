@@ -91,8 +91,9 @@ def test_other_parameters_are_refused(rank, world):
             train_zero(again, rank, 1)
 
 
+@on("two")
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
-def shared_by_one(rank, world):
+def test_memory_that_one_rank_shared_is_refused_on_all(rank, world):
     zero = zero_of(make(), stage=2, lr=1e-2)
     train_zero(zero, rank, 1)
     if rank == 1:
@@ -100,18 +101,14 @@ def shared_by_one(rank, world):
     refused(r"the memory of parameter blocks.1.gate was shared .* a copy", train_zero, zero, rank, 1)
 
 
+@on("two")
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
-def unfrozen_by_one(rank, world):
+def test_what_one_rank_unfroze_is_refused_on_all(rank, world):
     zero = half_frozen(rank, stage=1)
     if rank == 1:
         unfreeze(zero.module)
     words = "parameter positions was frozen"
     refused(words if rank == 1 else f"rank 1 refused .*{words}", train_zero, zero, rank, 1, first=1)
-
-
-@pytest.mark.parametrize("change", [shared_by_one, unfrozen_by_one], ids=lambda change: change.__name__)
-def test_a_change_on_one_rank_is_refused_on_all(two, change):
-    two(change)
 
 
 @on("two")

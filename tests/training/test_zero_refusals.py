@@ -125,15 +125,12 @@ def test_modules_that_cannot_be(rank, world):
         refused(reason, ringlet.Zero, module, torch.optim.SGD, 1, lr=0.1)
 
 
+@on("two")
 @mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
-def wrong_on_one_rank(rank, world):
+def test_what_is_wrong_on_one_rank_is_refused_on_all(rank, world):
     wrong = {"max_norm": float("nan")} if rank == 1 else {}
     reason = "max_norm must be positive, got nan"
     refused(reason if rank == 1 else f"rank 1 refused .*{reason}", zero_of, make(), lr=0.1, **wrong)
-
-
-def test_what_is_wrong_on_one_rank_is_refused_on_all(two):
-    two(wrong_on_one_rank)
 
 
 def test_no_process_group():
