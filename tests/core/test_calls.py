@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ringlet
-from cases import MEMORIES, Checks, placed
+from cases import MEMORIES, Checks, finish, placed
 from exact_data import input_of
 from ranks import TRANSPORTS, on
 
@@ -60,19 +60,15 @@ def test_strided_tensors_and_arrays(rank: int, world: int) -> None:
         for tensor in (torch.zeros(3, 4), numpy.zeros((3, 4))):
             tensor[:] = rank + 1
             total = world * (world + 1) / 2
-            work = ringlet.all_reduce(tensor[:, ::2].T, async_op=async_op)
-            work.wait() if async_op else None
+            finish(ringlet.all_reduce(tensor[:, ::2].T, async_op=async_op), async_op)
             assert tensor[:, ::2].tolist() == [[total] * 2] * 3 and tensor[:, 1::2].tolist() == [[rank + 1] * 2] * 3
-            work = ringlet.broadcast(tensor[:, 1], world - 1, async_op=async_op)
-            work.wait() if async_op else None
+            finish(ringlet.broadcast(tensor[:, 1], world - 1, async_op=async_op), async_op)
             assert tensor[:, 1].tolist() == [world] * 3 and tensor[:, 3].tolist() == [rank + 1] * 3
-            work = ringlet.reduce(tensor[:, 3], 0, async_op=async_op)
-            work.wait() if async_op else None
+            finish(ringlet.reduce(tensor[:, 3], 0, async_op=async_op), async_op)
             assert tensor[:, 3].tolist() == [total if rank == 0 else rank + 1] * 3
             whole = numpy.zeros((3 * world, 2))
             source = torch.full((1,), float(rank), dtype=torch.float64).expand(3)
-            work = ringlet.all_gather(whole[:, 0], source, async_op=async_op)
-            work.wait() if async_op else None
+            finish(ringlet.all_gather(whole[:, 0], source, async_op=async_op), async_op)
             assert whole.tolist() == [[q, 0] for q in range(world) for _ in range(3)]
     columns = torch.ones(300, 2).t()
     for _ in range(3):

@@ -350,12 +350,8 @@ def test_a_termination_in_a_finalizer_is_not_lost():
 def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    command = [
-        sys.executable,
-        str(script),
-        str(tmp_path),
-        *map(str, (ROOT / "tests/core", ROOT / "tests/support", ROOT / "python")),
-    ]
+    paths = (script, tmp_path, ROOT / "tests/core", ROOT / "tests/support", ROOT / "python")
+    command = [sys.executable, *map(str, paths)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
         thread = interrupt_when(all_wait(tmp_path, 2), number, parent.pid)
         _, said = parent.communicate(timeout=2 * TIMEOUT_S)
@@ -395,10 +391,19 @@ except KeyboardInterrupt:
 """
 
 
-def run(tmp_path: pathlib.Path, program: str, *arguments: str, options: tuple[str, ...] = ("-n", "2")) -> int:
+def words(tmp_path: pathlib.Path, program: str, *arguments: str, ranks: int = 2) -> list[str]:
     script = tmp_path / "program.py"
     script.write_text(program)
-    return main(["run", *options, str(script), *arguments])
+    return ["run", "-n", str(ranks), str(script), *arguments]
+
+
+def run(tmp_path: pathlib.Path, program: str, *arguments: str, ranks: int = 2) -> int:
+    return main(words(tmp_path, program, *arguments, ranks=ranks))
+
+
+def started(tmp_path: pathlib.Path, program: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The same in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "ringlet", *words(tmp_path, program, *arguments)], **options)
 
 
 def test_run_tells_ranks_who_they_are(tmp_path, capfd):
@@ -406,7 +411,7 @@ def test_run_tells_ranks_who_they_are(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"[{rank}] {rank} 2 {rank} 2 127.0.0.1 --a b -n 3" for rank in range(2)]
     assert sorted(err.splitlines()) == ["[0] half a line", "[1] half a line"]
-    assert run(tmp_path, REPORT, options=("-n", "1")) == 0
+    assert run(tmp_path, REPORT, ranks=1) == 0
     assert capfd.readouterr().out == "0 1 0 1 127.0.0.1\n"
 
 
@@ -417,11 +422,15 @@ def test_run_runs_modules(tmp_path, capfd, monkeypatch):
     assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] __main__ ['-m']" for rank in range(2)]
 
 
-def test_ctrl_c_ends_a_run(tmp_path, capfd):
+def interrupted_run(tmp_path: pathlib.Path, capfd: Any, program: str) -> tuple[str, str]:
     thread = interrupt_when(all_wait(tmp_path, 2))
-    assert run(tmp_path, WAIT, str(tmp_path), str(ROOT / "python")) == 130
+    assert run(tmp_path, program, str(tmp_path), str(ROOT / "python")) == 130
     thread.join()
-    out, err = capfd.readouterr()
+    return capfd.readouterr()
+
+
+def test_ctrl_c_ends_a_run(tmp_path, capfd):
+    out, err = interrupted_run(tmp_path, capfd, WAIT)
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet run: interrupted"], err
 
@@ -438,10 +447,7 @@ except KeyboardInterrupt:
 
 
 def test_what_else_ranks_say_at_ctrl_c_is_shown(tmp_path, capfd):
-    thread = interrupt_when(all_wait(tmp_path, 2))
-    assert run(tmp_path, LOSE, str(tmp_path)) == 130
-    thread.join()
-    err = capfd.readouterr().err.splitlines()
+    err = interrupted_run(tmp_path, capfd, LOSE)[1].splitlines()
     for rank in range(2):
         assert err.count(f"[{rank}] RuntimeError: not saved") == 1 and f"[{rank}]   line 59" in err
 
@@ -472,7 +478,7 @@ call(torch.ones(1))
 @pytest.mark.parametrize("how", ["finally", "exit", "plain", "torch"])
 def test_run_names_the_rank_that_failed_first_and_not_those_that_lost_it(tmp_path, capfd, monkeypatch, how):
     monkeypatch.setenv("HOW", how)
-    code = run(tmp_path, FAIL_SLOWLY, str(ROOT / "python"), options=("-n", "3"))
+    code = run(tmp_path, FAIL_SLOWLY, str(ROOT / "python"), ranks=3)
     told = capfd.readouterr().err.splitlines()[-1]
     assert (code, told) == (
         7 if how == "exit" else 1,
@@ -492,10 +498,7 @@ while not os.path.exists(sys.argv[1] + "seen"):
 
 
 def test_run_passes_progress_bars_on_at_once(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(BAR)
-    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script), str(tmp_path / "rank ")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+    with started(tmp_path, BAR, str(tmp_path / "rank "), stderr=subprocess.PIPE) as process:
         seen = b""
         while seen.count(b"step 2") < 2:  # while the ranks run
             seen += os.read(process.stderr.fileno(), 1 << 16)
@@ -514,10 +517,8 @@ if os.environ["RANK"] == "0":
 
 
 def test_run_passes_long_lines_on_in_linear_time(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(LONG)
-    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script)]
     with (tmp_path / "out").open("wb") as out:
+        command = [sys.executable, "-m", "ringlet", *words(tmp_path, LONG)]
         subprocess.run(command, stdout=out, timeout=40, check=True)
     long, end, rest = (tmp_path / "out").read_bytes().split(b"\n")
     assert (len(long), long[:5], end, rest) == (80_000_005, b"[0] x", b"[0] end", b"")
@@ -532,10 +533,7 @@ while not pathlib.Path(sys.argv[1], "over").exists():
 
 
 def test_ctrl_z_stops_the_ranks_too(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(STOPPED)
-    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script), str(tmp_path)]
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with started(tmp_path, STOPPED, str(tmp_path), start_new_session=True) as process:
         until(lambda: all_wait(tmp_path, 2)() and all(path.read_text() for path in tmp_path.glob("* waits")))
         pids = [str(process.pid), *(path.read_text() for path in tmp_path.glob("* waits"))]
         os.killpg(process.pid, signal.SIGTSTP)

@@ -8,7 +8,7 @@ import numpy
 import torch
 
 import ringlet
-from cases import ALGORITHMS, Checks, placed
+from cases import ALGORITHMS, Checks, finish, placed
 from exact_data import input_of, result_of
 from ranks import on
 from refusals import refused
@@ -36,11 +36,6 @@ def cases(collective: str):
     for scale in (0, 1, 1500, 60_000):
         for algorithm in (*ALGORITHMS[collective], "auto"):
             yield scale, algorithm, *next(others)
-
-
-def finish(work: object, async_op: bool) -> None:
-    if async_op:
-        work.wait()  # type: ignore[attr-defined]
 
 
 @on("everyone")

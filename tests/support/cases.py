@@ -169,3 +169,9 @@ def expected(case: Case, rank: int, world: int) -> torch.Tensor | None:
     if case.collective == "all_to_all":
         return torch.cat([case.input_of(world, q, count * world)[whose] for q in range(world)])
     return torch.cat([case.input_of(world, q, count) for q in range(world)])
+
+
+def finish(work: Any, async_op: bool) -> None:
+    """Waits for what a call returned, if that is a handle."""
+    if async_op:
+        work.wait()

@@ -26,15 +26,7 @@ import torch.distributed as dist
 import ringlet
 import stalls
 from ranks import Pool, free_ports, on_host
-
-
-def told(act: Callable[[], Any]) -> str:
-    """What the act raises, as the page shows it."""
-    try:
-        act()
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+from refusals import error_of
 
 
 def of_ranks(pool: Pool, function: Callable[..., Any], world: int, *args: Any, **options: Any) -> list[str]:
@@ -77,16 +69,16 @@ def refusals(rank: int, world: int) -> list[str]:
         lambda: ringlet.all_to_all(both[:6], both[2:]),
         lambda: ringlet.reduce_scatter(six[1:4], six),
     ]
-    return [told(act) for act in acts]
+    return [error_of(act) for act in acts]
 
 
 def without_group(rank: int, world: int) -> list[str]:
-    texts = [told(lambda: ringlet.all_reduce(torch.ones(4)))]
+    texts = [error_of(lambda: ringlet.all_reduce(torch.ones(4)))]
     ringlet.init(0, 1, timeout=20)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, told(lambda: ringlet.all_reduce(torch.ones(4))).encode())
+        os.write(writing, error_of(lambda: ringlet.all_reduce(torch.ones(4))).encode())
         os._exit(0)
     os.waitpid(child, 0)
     texts.append(os.read(reading, 1 << 16).decode())
@@ -106,9 +98,9 @@ def reducer_refusals(rank: int, world: int) -> list[str]:
     ringlet.GradientReducer(both)
     wrapped = torch.nn.parallel.DistributedDataParallel(both)
     return [
-        told(lambda: frozen(torch.ones(1, 2))),
-        told(lambda: wrapped(torch.ones(1, 2)).sum().backward()),
-        told(lambda: ringlet.GradientReducer(module(), bucket_mb=float("nan"))),
+        error_of(lambda: frozen(torch.ones(1, 2))),
+        error_of(lambda: wrapped(torch.ones(1, 2)).sum().backward()),
+        error_of(lambda: ringlet.GradientReducer(module(), bucket_mb=float("nan"))),
     ]
 
 
@@ -124,18 +116,18 @@ def refused_by_the_reducer(pool: Pool) -> list[str]:
 
 
 def other_counts(rank: int, world: int) -> str:
-    return told(lambda: ringlet.all_reduce(torch.ones(1024 if rank else 1000)))
+    return error_of(lambda: ringlet.all_reduce(torch.ones(1024 if rank else 1000)))
 
 
 def other_collectives(rank: int, world: int) -> str:
     x = torch.ones(10)
-    return told(lambda: ringlet.broadcast(x, 0) if rank else ringlet.all_reduce(x))
+    return error_of(lambda: ringlet.broadcast(x, 0) if rank else ringlet.all_reduce(x))
 
 
 def other_messages(rank: int, world: int) -> list[str]:
     message = torch.ones(6 if rank else 5)
-    first = told(lambda: ringlet.recv(message, 0) if rank else ringlet.send(message, 1))
-    return [first, told(ringlet.barrier)]
+    first = error_of(lambda: ringlet.recv(message, 0) if rank else ringlet.send(message, 1))
+    return [first, error_of(ringlet.barrier)]
 
 
 # --- ranks that end or do not come ----------------------------------------------------------------------------------
@@ -150,16 +142,16 @@ def killed_in_a_loop(rank: int, world: int, path: str) -> list[str]:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:  # so that rank 0 is the first to notice
         store.wait(["noticed"])
-    text = told(lambda: ringlet.all_reduce(x))
+    text = error_of(lambda: ringlet.all_reduce(x))
     store.set("noticed", "")
-    return [text, told(lambda: ringlet.all_reduce(x))]
+    return [text, error_of(lambda: ringlet.all_reduce(x))]
 
 
 def leaves_early(rank: int, world: int) -> str:
     if rank == 1:
         ringlet.finalize()
         return "left"
-    return told(lambda: ringlet.all_reduce(torch.ones(8)))
+    return error_of(lambda: ringlet.all_reduce(torch.ones(8)))
 
 
 def is_interrupted(rank: int, world: int, path: str) -> str:
@@ -168,7 +160,7 @@ def is_interrupted(rank: int, world: int, path: str) -> str:
         stalls.later(0.3, os.kill, os.getpid(), signal.SIGINT)
     if rank == 2:
         store.wait(["interrupted"])
-    text = told(lambda: ringlet.all_reduce(torch.ones(1 << 20)))
+    text = error_of(lambda: ringlet.all_reduce(torch.ones(1 << 20)))
     if rank == 0:
         store.set("interrupted", "")
     return text
@@ -186,13 +178,13 @@ def is_stopped(rank: int, world: int) -> str:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
         os.waitpid(child, 0)
-    return told(lambda: ringlet.all_reduce(x, algorithm="ring", timeout=2 if rank == 1 else 20))
+    return error_of(lambda: ringlet.all_reduce(x, algorithm="ring", timeout=2 if rank == 1 else 20))
 
 
 def message_against_collective(rank: int, world: int) -> str:
     ringlet.all_reduce(torch.ones(10))
     x = torch.ones(1000)
-    return told(lambda: ringlet.all_reduce(x, timeout=20) if rank else ringlet.recv(x, 1, timeout=2))
+    return error_of(lambda: ringlet.all_reduce(x, timeout=20) if rank else ringlet.recv(x, 1, timeout=2))
 
 
 # --- between hosts: each rank on one of its own ---------------------------------------------------------------------
@@ -211,7 +203,7 @@ def on_four_hosts(rank: int, world: int, path: str, killed: bool) -> str:
         store.wait(["rank 1"])
     if rank > 0 and killed:  # so that ranks notice in this order
         store.wait([f"rank {rank - 1}"])
-    text = told(lambda: ringlet.all_reduce(x, algorithm="ring", timeout=20 if killed or rank != 1 else 3))
+    text = error_of(lambda: ringlet.all_reduce(x, algorithm="ring", timeout=20 if killed or rank != 1 else 3))
     store.set(f"rank {rank}", "")
     ringlet.finalize()
     return text
@@ -228,7 +220,7 @@ def between_hosts(pool: Pool, killed: bool) -> list[str]:
 
 def joins(rank: int, world: int, path: str, each: list[dict[str, Any]]) -> str:
     options = {"rank": rank, "world": world, "timeout": 1.0, "store": dist.FileStore(path, world), **each[rank]}
-    text = told(lambda: ringlet.init(**options))
+    text = error_of(lambda: ringlet.init(**options))
     ringlet.finalize()
     return text
 
@@ -240,7 +232,7 @@ def joined(pool: Pool, *each: dict[str, Any]) -> list[str]:
 
 def with_variables(rank: int, world: int, names: dict[str, str], arguments: tuple[Any, ...]) -> str:
     with mock.patch.dict(os.environ, names):
-        return told(lambda: ringlet.init(*arguments, timeout=0.5))
+        return error_of(lambda: ringlet.init(*arguments, timeout=0.5))
 
 
 class Broken(dist.Store):
@@ -257,7 +249,7 @@ def store_of(pool: Pool) -> list[str]:
         found += of_ranks(pool, with_variables, 1, busy, (0, 2), join="nothing")
     free = busy | {"MASTER_PORT": str(free_ports(1)[0])}
     found += of_ranks(pool, with_variables, 1, free, (1, 2), join="nothing")
-    return [*found, told(lambda: ringlet.init(1, 2, Broken(), timeout=1))]
+    return [*found, error_of(lambda: ringlet.init(1, 2, Broken(), timeout=1))]
 
 
 def disagreeing(pool: Pool) -> list[str]:
@@ -323,7 +315,7 @@ def resized(rank: int, world: int) -> str:
         ringlet.send(x, 0)
         return "sent"
     work = ringlet.recv(x, 1, async_op=True)
-    text = told(lambda: x.resize_(1000))
+    text = error_of(lambda: x.resize_(1000))
     ringlet.barrier()
     work.wait()
     return text
@@ -339,7 +331,7 @@ def unmapped(rank: int, world: int) -> str:
     if rank == 0:
         protect(0)
     try:
-        return told(lambda: ringlet.recv(x, 0) if rank else ringlet.send(x, 1))
+        return error_of(lambda: ringlet.recv(x, 0) if rank else ringlet.send(x, 1))
     finally:
         protect(mmap.PROT_READ | mmap.PROT_WRITE)
 

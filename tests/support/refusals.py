@@ -1,4 +1,4 @@
-"""What a call must refuse, in one line."""
+"""What a call must refuse, in one line, and what it says."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def refused(said: str, call: Callable[..., Any], /, *arguments: Any, **options: 
     """The call, with these arguments, raises InvalidUsage with a text in which `said` is found."""
     with pytest.raises(ringlet.InvalidUsage, match=said):
         call(*arguments, **options)
+
+
+def error_of(call: Callable[[], object], otherwise: str = "nothing") -> str:
+    """What the call raises, as "Kind: message"; or else the text that it returns, or `otherwise`."""
+    try:
+        value = call()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return value if isinstance(value, str) else otherwise

@@ -13,6 +13,7 @@ from zero_checks import (
     ROUNDING,
     STAGES,
     assert_same,
+    at_each_stage,
     batch,
     loss_of,
     make,
@@ -21,6 +22,8 @@ from zero_checks import (
     train_zero,
     zero_of,
 )
+
+RATE = 0.5
 
 
 def backward_alone(model, world, step=0, micro=1):
@@ -35,6 +38,20 @@ def backward_of(zero, rank, step=0, micro=1):
         loss_of(zero.module, *batch(m, rank)).backward()
 
 
+def after_a_backward(rank, world, **settings):
+    """For each stage a Zero with SGD and a model alone, both with the gradients of a first backward."""
+    for zero, alone in at_each_stage(make(), torch.optim.SGD, lr=RATE, **settings):
+        backward_of(zero, rank)
+        backward_alone(alone, world)
+        yield zero, alone
+
+
+def step_both(zero, alone, step=None):
+    (step or zero.step)()
+    torch.optim.SGD(alone.parameters(), lr=RATE).step()
+    assert_same(alone, zero, **ROUNDING)
+
+
 def clip_norm(parameters, order=2.0, foreach=None):
     return nn.utils.clip_grad_norm_(parameters, 0.05, norm_type=order, foreach=foreach)
 
@@ -43,59 +60,41 @@ def clip_norm(parameters, order=2.0, foreach=None):
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_a_clipped_gradient_stays_clipped(rank, world, reproducible):
     """Also if another backward adds to it, as one of a second loss does."""
-    for stage in STAGES:
-        alone = make()
-        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5, reproducible=reproducible)
-        backward_of(zero, rank)
-        backward_alone(alone, world)
+    for zero, alone in after_a_backward(rank, world, reproducible=reproducible):
         torch.testing.assert_close(zero.clip_grad_norm_(0.05), clip_norm(alone.parameters()), **ROUNDING)
         if not reproducible:  # whose windows are full
             backward_of(zero, rank, 5)
             backward_alone(alone, world, 5)
-        assert zero.step()
-        torch.optim.SGD(alone.parameters(), lr=0.5).step()
-        assert_same(alone, zero, **ROUNDING)
+        step_both(zero, alone)
 
 
 @on(4, "dist:gloo")
 @pytest.mark.parametrize("foreach", [None, True])
 def test_torch_clips_on_gloo(rank, world, foreach):
     """Random trainings clip, and change gradients otherwise, on ringlet."""
-    for stage in STAGES:
-        alone = make()
-        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
-        backward_of(zero, rank)
-        backward_alone(alone, world)
+    for zero, alone in after_a_backward(rank, world):
         found, expected = (clip_norm(m.parameters(), foreach=foreach) for m in (zero.module, alone))
         torch.testing.assert_close(found, expected, **ROUNDING)
-        assert zero.step()
-        torch.optim.SGD(alone.parameters(), lr=0.5).step()
-        assert_same(alone, zero, **ROUNDING)
+        step_both(zero, alone)
 
 
 @on("two")
 @pytest.mark.parametrize("foreach", [None, True])
 def test_torch_clips_whole_gradients_beside_sharded_ones(rank, world, foreach):
     """The program may have put some into `.grad`."""
-    for stage in STAGES:
-        alone = make()
-        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
-        backward_of(zero, rank)
-        backward_alone(alone, world)
+    for zero, alone in after_a_backward(rank, world):
         for module in (zero.module, alone):
             module.positions.grad = torch.ones(module.positions.shape, dtype=module.positions.dtype)
         for clip in (clip_norm, lambda parameters, foreach: nn.utils.clip_grad_value_(parameters, 1e-3, foreach)):
             found, expected = (clip(module.parameters(), foreach=foreach) for module in (zero.module, alone))
             torch.testing.assert_close(found, expected, **ROUNDING)
-        if stage < 3:  # a step by hand is refused before it changes anything
+        if zero.options.stage < 3:  # a step by hand is refused before it changes anything
             parameters = [zero.module.positions, *zero.module.blocks.parameters()]
             before = [p.detach().clone() for p in parameters]
             with torch.no_grad(), pytest.raises(ringlet.InvalidUsage, match="each rank holds a part of it only"):
                 torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-0.5)
             assert all(map(torch.equal, parameters, before))
-        assert zero.step()
-        torch.optim.SGD(alone.parameters(), lr=0.5).step()
-        assert_same(alone, zero, **ROUNDING)
+        step_both(zero, alone)
 
 
 @on("two")
@@ -109,21 +108,14 @@ def test_a_norm_of_bfloat16_is_that_of_the_sums(rank, world):
 
 @on("two")
 def test_torch_clips_the_parameters_of_the_optimizer(rank, world):
-    for stage in STAGES:
-        alone = make()
-        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
-        optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
-        backward_of(zero, rank)
-        backward_alone(alone, world)
+    for zero, alone in after_a_backward(rank, world):
         for order in (1.0, 2.0, float("inf")):  # as Lightning clips
             found = clip_norm([p for group in zero.optimizer.param_groups for p in group["params"]], order)
             torch.testing.assert_close(found, clip_norm(alone.parameters(), order), **ROUNDING)
         nn.utils.clip_grad_value_(zero.optimizer.param_groups[0]["params"], 1e-4)
         nn.utils.clip_grad_value_(alone.parameters(), 1e-4)
-        zero.optimizer.step()
-        optimizer.step()
-        assert_same(alone, zero, **ROUNDING)
-        groups = zero_of(alone, stage=stage, options_of=lambda name, p: {"lr": 0.1} if p.ndim < 2 else {})
+        step_both(zero, alone, zero.optimizer.step)
+        groups = zero_of(alone, stage=zero.options.stage, options_of=lambda name, p: {"lr": 0.1} if p.ndim < 2 else {})
         backward_of(groups, rank)
         refused(r"several groups.*zero\.clip_grad_norm", clip_norm, groups.optimizer.param_groups[0]["params"])
 
@@ -144,9 +136,7 @@ def dropped_one(model):
 
 @on("two")
 def test_zero_grad_of_the_module_drops_what_no_step_has_taken(rank, world):
-    for stage in STAGES:
-        alone = make()
-        windows = zero_of(alone, torch.optim.SGD, stage, accumulate=2, lr=0.5)
+    for windows, alone in at_each_stage(make(), torch.optim.SGD, accumulate=2, lr=RATE):
         backward_of(windows, rank, 3)
         windows.module.zero_grad()
         refused(r"step\(\) without a backward", windows.step)
@@ -156,7 +146,7 @@ def test_zero_grad_of_the_module_drops_what_no_step_has_taken(rank, world):
             windows.step()
             windows.module.zero_grad(set_to_none)
         backward_alone(alone, world, micro=2)
-        torch.optim.SGD(alone.parameters(), lr=0.5).step()
+        torch.optim.SGD(alone.parameters(), lr=RATE).step()
         assert windows.steps == 1
         assert_same(alone, windows, **ROUNDING)
 
@@ -199,9 +189,8 @@ def halve(parameter):
 @on("two")
 def test_hooks_that_scale_and_drop_gradients(rank, world):
     """Hooks scale one gradient and drop another, in every backward; a loss that does not come from the output."""
-    for stage in STAGES:
-        alone = make(layers=1)
-        zero = zero_of(alone, torch.optim.SGD, stage, accumulate=2, lr=0.5, bucket_elements=1 << 20)
+    settings = {"accumulate": 2, "lr": RATE, "bucket_elements": 1 << 20}
+    for zero, alone in at_each_stage(make(layers=1), torch.optim.SGD, **settings):
         blocks = zero.module.blocks[0]
         blocks.mix.weight.register_post_accumulate_grad_hook(halve)
         blocks.out.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -292,9 +281,7 @@ def test_an_update_after_which_a_hook_raises_is_over(rank, world):
     def refuse(*_):
         raise KeyError
 
-    for stage in STAGES:
-        alone = make()
-        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5, weight_decay=0.1, sub_group_elements=100)
+    for zero, alone in at_each_stage(make(), torch.optim.SGD, lr=0.5, weight_decay=0.1, sub_group_elements=100):
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.5, weight_decay=0.1)
         for step, register in enumerate(
             (zero.optimizer.register_step_pre_hook, zero.optimizer.register_step_post_hook)
@@ -332,10 +319,8 @@ class CountsInItsGroup(torch.optim.SGD):
 
 @on("two")
 def test_an_update_in_sub_groups_is_one_step(rank, world):
-    model = make()
-    for stage in STAGES:
-        zero = zero_of(model, CountsInItsGroup, stage, lr=0.5, elementwise=True, sub_group_elements=100)
-        alone = copy.deepcopy(model)
+    settings = {"lr": 0.5, "elementwise": True, "sub_group_elements": 100}
+    for zero, alone in at_each_stage(make(), CountsInItsGroup, **settings):
         train_zero(zero, rank, 3)
         train_alone(alone, world, 3, CountsInItsGroup, lr=0.5)
         assert_same(alone, zero, **ROUNDING)
@@ -358,18 +343,16 @@ def test_a_hook_on_the_optimizer_clips(rank, world):
 
 @on("two")
 def test_a_backward_for_some_parameters_only(rank, world):
-    for stage in (1, 2, 3):
-        zero, alone = (make() for _ in range(2))
-        zero = zero_of(zero, torch.optim.SGD, stage, lr=0.1)
+    for zero, alone in at_each_stage(make(), torch.optim.SGD, lr=0.1):
         names = ["blocks.1.out.weight", "blocks.2.out.weight"]
         for r in range(world):
             (loss_of(alone, *batch(0, r)) / world).backward(inputs=[alone.get_parameter(name) for name in names])
         torch.optim.SGD(alone.parameters(), lr=0.1).step()
         some = [zero.module.get_parameter(name) for name in names]
         loss = loss_of(zero.module, *batch(0, rank))
-        if stage == 3:
+        if zero.options.stage == 3:
             refused(r"backward on parameter blocks.1.out.weight, .*out inputs=", loss.backward, inputs=some)
         else:
             loss.backward(inputs=some)
             zero.step()
-            assert_same(alone, zero, rtol=1e-9, atol=1e-10)
+            assert_same(alone, zero, **ROUNDING)
