@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringlet.bench.cases import bus_factor, format_bytes
+from benchmarks.uplinks import relative_to
+
+from ringlet.bench.cases import LIMIT, bus_factor, format_bytes
 from ringlet.bench.jobs import BenchError
 from ringlet.bench.ranks.case import Case
+from ringlet.bench.report import Table, time_text
+from ringlet.bench.results import Row, by_call, config_of
 from ringlet.errors import InvalidUsage
 
 _LONGEST_S = 300  # of a compiler or a measurement, which take seconds
@@ -164,6 +168,19 @@ def summary(measured: Sequence[Cores]) -> dict[str, float]:
         "copy_gbps": round(statistics.median(one.copy_gbps for one in largest), 2),
         "add_gbps": round(statistics.median(one.add_gbps for one in largest), 2),
     }
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """One table per call: times in those of the limit."""
+    ratios, found = relative_to(LIMIT, rows), []
+    for call, here in by_call(rows):
+        lines = [
+            [str(config_of(row)), str(row["bytes"]), time_text(row["time_us_p50"]), f"{ratio:.2f}"]
+            for row in here if (ratio := ratios.get((call, row["bytes"], config_of(row))))
+        ]  # fmt: skip
+        columns = ["library", "size (B)", "p50 (us)", "p50/limit"]
+        found += [Table(f"{call}, {call.world} ranks: in times of the limit", columns, lines)] if lines else []
+    return found
 
 
 def facts(found: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -28,6 +28,11 @@ def read(path: Path) -> tuple[list[Row], Meta]:
     return rows, json.loads(beside.read_text()) if beside.exists() else {}
 
 
+def tables(rows: list[Row], meta: Meta) -> list[report.Table]:
+    first = [*uplinks.tables(rows, meta), *machine_limit.tables(rows)]
+    return [*first, *report.summary(rows, meta), *report.measurements(rows, meta)]
+
+
 def markdown(rows: list[Row], meta: Meta) -> str:
     """The results page: circumstances, then the summary, then every measurement."""
     collectives = list(dict.fromkeys(row["collective"] for row in rows))
@@ -39,7 +44,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         f"{results.wrong_elements(rows)}. Times are medians over rounds, in microseconds; a time is the maximum over "
         "ranks. Bandwidths in GB/s."
     )
-    for table in [*uplinks.tables(rows, meta), *report.summary(rows, meta), *report.measurements(rows, meta)]:
+    for table in tables(rows, meta):
         lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
         lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
         lines += ["| " + " | ".join(row) + " |" for row in table.rows]
@@ -73,7 +78,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE")
     args = parser.parse_args()
     rows, meta = read(args.rows)
-    show(rows, meta)
+    show(tables(rows, meta))
     if args.plot:
         plot(rows, args.plot)
     if args.page:

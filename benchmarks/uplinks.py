@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.clusters import Cluster
 
+from ringlet.bench import results
 from ringlet.bench.cases import STREAM, Config, bus_factor
 from ringlet.bench.jobs import BenchError
 from ringlet.bench.ranks.case import Case
 from ringlet.bench.report import Table, time_text
-from ringlet.bench.results import Call, Meta, Row, by_call, config_of, relative_to
+from ringlet.bench.results import Call, Meta, Row, by_call, config_of
 
 
 def uplink_factor(collective: str, cluster: Cluster) -> float:
@@ -36,6 +38,17 @@ def refuse_what_went_around(cluster: Cluster, library: str, case: Case, uplink: 
             f"{library}: {uplink} bytes a call crossed the busiest uplink, but {case.collective} of {case.bytes} bytes "
             f"needs {least:.0f}: it does not use the network between the hosts"
         )
+
+
+def relative_to(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
+    """(call, bytes, configuration) -> its p50 over that of `library`: medians over rounds of ratios within a round, of
+    configurations without wrong elements. Empty if the library was not measured."""
+    paired = results.pairs(results.without_wrong(rows), (library,))
+    return {
+        (call, size, config): statistics.median(own / base for own, base in found)
+        for (call, config), sizes in paired.items() if config.library != library
+        for size, found in sizes.items()
+    }  # fmt: skip
 
 
 def over_stream(rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:

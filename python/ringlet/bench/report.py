@@ -10,8 +10,8 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from .cases import LIMIT, MPI_PEERS, Config, format_bytes
-from .results import Call, Comparison, Meta, Row, by_call, compare, config_of, relative_to
+from .cases import MPI_PEERS, Config, format_bytes
+from .results import Call, Comparison, Meta, Row, by_call, compare, config_of
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,15 @@ class Table:
 
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per call: a line per size and configuration."""
-    tables, limits = [], relative_to(LIMIT, rows)
+    tables = []
     columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
-    columns += ["algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"]
+    columns += ["algbw", "busbw", "#wrong"]
     for call, here in by_call(rows):
         lines = []
         for row in here:
             line = [str(config_of(row)), *(str(row[key]) for key in ("transport", "bytes", "count", "dtype", "op"))]
             line += [time_text(row[f"time_us_{what}"]) for what in ("min", "p50", "p99")]
             line += [f"{row[rate]:.3g}" for rate in ("algbw_gbps", "busbw_gbps")]
-            if limits:
-                times_limit = limits.get((call, row["bytes"], config_of(row)))
-                line.append("" if times_limit is None else f"{times_limit:.2f}")
             lines.append([*line, "n/a" if row["wrong"] is None else str(row["wrong"])])
         title = f"{call}, {_ranks(call.world, meta)}, medians of {here[0]['round']} rounds"
         tables.append(Table(title, columns, lines, left=2))

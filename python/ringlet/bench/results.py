@@ -114,7 +114,7 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
     rows = without_wrong(rows)
     found = []
     for rivals, names in rivals_of.items():
-        for (call, config), sizes in _pairs(rows, names).items():
+        for (call, config), sizes in pairs(rows, names).items():
             if config.library == "ringlet":
                 ratios = {size: [theirs / ours for ours, theirs in pairs] for size, pairs in sizes.items()}
                 found.append(Comparison(call, config, rivals, ratios))
@@ -122,17 +122,7 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
     return sorted(found, key=lambda one: (one.call.world, order.index(one.call.collective), _place(one.config)))
 
 
-def relative_to(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
-    """(call, bytes, configuration) -> its p50 over that of `library`: medians over rounds of ratios within a round, of
-    configurations without wrong elements. Empty if the library was not measured."""
-    return {
-        (call, size, config): statistics.median(own / base for own, base in pairs)
-        for (call, config), sizes in _pairs(without_wrong(rows), (library,)).items() if config.library != library
-        for size, pairs in sizes.items()
-    }  # fmt: skip
-
-
-def _pairs(rows: list[Row], others: Sequence[str]) -> dict[tuple[Call, Config], dict[int, list[tuple[float, float]]]]:
+def pairs(rows: list[Row], others: Sequence[str]) -> dict[tuple[Call, Config], dict[int, list[tuple[float, float]]]]:
     """By call, configuration and size: its p50 and that of the fastest of other libraries, of each round."""
     fastest: dict[tuple[Call, int, int], float] = {}
     for row in rows:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def bench_command(args: argparse.Namespace) -> int:
     rows, meta = measure(sweep, args.json)
     if not rows:
         raise BenchError("nothing was measured")
-    show(rows, meta)
+    show([*report.measurements(rows, meta), *report.summary(rows, meta)])
     wrong = results.wrong_elements(rows)
     if wrong:
         print(f"{wrong} wrong elements", file=sys.stderr)
@@ -121,9 +122,8 @@ def bench_command(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def show(rows: list[Row], meta: results.Meta) -> None:
-    """Prints the tables."""
-    for table in [*report.measurements(rows, meta), *report.summary(rows, meta)]:
+def show(tables: Iterable[report.Table]) -> None:
+    for table in tables:
         terminal.print_table(
             table.columns, table.rows, words=range(table.left), title=table.title,
             less_telling=[name for name in _LESS_TELLING if name in table.columns],
