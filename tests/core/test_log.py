@@ -178,6 +178,12 @@ def test_errors_end_with_the_last_calls(pool, tmp_path, transport, what):
 # --- torch.profiler
 
 
+def ringlets_events(profiler, path):
+    profiler.export_chrome_trace(path)
+    events = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["traceEvents"]
+    return [event for event in events if event.get("name", "").startswith("ringlet:")]
+
+
 def profiled(rank, world, path):
     small, large = torch.ones(10), torch.ones(1 << 20)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
@@ -185,9 +191,7 @@ def profiled(rank, world, path):
         ringlet.all_reduce(large, algorithm="ring", async_op=True).wait()
         ringlet.all_gather([torch.ones(2) for _ in range(world)], torch.ones(2))
         ringlet.send(small, 1) if rank == 0 else ringlet.recv(small, 0)
-    profiler.export_chrome_trace(f"{path}/{rank}.json")
-    with open(f"{path}/{rank}.json", encoding="utf-8") as file:
-        return [event for event in json.load(file)["traceEvents"] if event.get("name", "").startswith("ringlet:")]
+    return ringlets_events(profiler, f"{path}/{rank}.json")
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
@@ -210,9 +214,7 @@ def test_calls_of_torch_distributed_are_in_a_trace(rank, world, folder):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         dist.all_reduce(torch.ones(10))
         dist.all_reduce(torch.ones(1 << 20), async_op=True).wait()
-    profiler.export_chrome_trace(f"{folder}/{rank}.json")
-    with open(f"{folder}/{rank}.json", encoding="utf-8") as file:
-        names = [event["name"] for event in json.load(file)["traceEvents"] if "ringlet:" in event.get("name", "")]
+    names = [event["name"] for event in ringlets_events(profiler, f"{folder}/{rank}.json")]
     assert names.count("ringlet:all_reduce") == 2
     assert sum(name.endswith(", staged") for name in names) == 2, names
 

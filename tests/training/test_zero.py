@@ -1,6 +1,5 @@
 """ZeRO against training by one process: the same numbers at every stage, with every optimizer, in windows, clipped."""
 
-import copy
 import warnings
 from datetime import timedelta
 
@@ -63,10 +62,8 @@ def test_every_elementwise_optimizer(rank, world):
 
 @on("ranks")
 def test_a_window_equals_one_larger_batch(rank, world):
-    model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, accumulate=3, lr=1e-2)
+    for zero, alone in at_each_stage(make(), accumulate=3, lr=1e-2):
+        stage = zero.options.stage
         before = zero.stats()["communication"]["collectives"]
         losses = train_zero(zero, rank, 3, micro=3)
         torch.testing.assert_close(losses, train_alone(alone, world, 3, micro=3, lr=1e-2), **ROUNDING)

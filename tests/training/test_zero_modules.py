@@ -197,17 +197,16 @@ def test_autograd_grad_reduces_nothing(rank, world):
         assert full.step()
 
 
+def fail(_gradient):
+    raise ValueError("of backward")
+
+
 @on("two")
 def test_a_backward_that_raised_before_it_sent_leaves_nothing_behind(rank, world):
     """By a hook that raises before any unit is full; tried again with and without another forward."""
     model = make()
-
-    def fail(_gradient):
-        raise ValueError("of backward")
-
-    for stage in STAGES:
-        for tries in (1, 2):
-            zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+    for tries in (1, 2):
+        for zero, alone in at_each_stage(model, lr=1e-2):
             for step in range(2):
                 hook = zero.module.blocks[2].mix.weight.register_hook(fail)
                 loss = loss_of(zero.module, *batch(step, rank))
@@ -224,13 +223,8 @@ def test_a_backward_that_raised_before_it_sent_leaves_nothing_behind(rank, world
 @on("two")
 @pytest.mark.parametrize("drops", [True, False])
 def test_a_backward_that_raised_in_a_window(rank, world, drops):
-    model = make()
-
-    def fail(_gradient):
-        raise ValueError("of backward")
-
-    for stage in STAGES:
-        zero, alone = zero_of(model, stage=stage, accumulate=3, lr=1e-2), copy.deepcopy(model)
+    for zero, alone in at_each_stage(make(), accumulate=3, lr=1e-2):
+        stage = zero.options.stage
         loss_of(zero.module, *batch(0, rank)).backward()
         zero.step()
         hook = zero.module.blocks[2].mix.weight.register_hook(fail)
@@ -455,10 +449,6 @@ def test_a_backward_that_raised_without_the_root(rank, world, drops):
     """Modules inside, called by themselves: the next gradient is what tells."""
     model = make(tied=False)
     x = torch.ones(2, 6, 16, dtype=torch.float64)
-
-    def fail(_gradient):
-        raise ValueError("of backward")
-
     for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.1):
         hook = zero.module.blocks[2].mix.weight.register_hook(fail)
         with pytest.raises(ValueError, match="of backward"):
