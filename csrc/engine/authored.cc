@@ -26,11 +26,9 @@ Key key_of(const RankInfo& info) {
 }
 
 /// The number that ranks compare. It is the same in every process, whatever other algorithms a process added before.
-uint32_t id_of(Collective collective, std::string_view name) {
+uint32_t id_of(std::string_view name) {
   uint32_t hash = 2166136261u;
-  const auto mix = [&](unsigned char byte) { hash = (hash ^ byte) * 16777619u; };
-  mix(static_cast<unsigned char>(collective));
-  for (const char letter : name) mix(static_cast<unsigned char>(letter));
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
   return kFirstAuthoredId | ((hash ^ hash >> 15) % (kFirstAuthoredId - 1));
 }
 
@@ -38,7 +36,7 @@ class Entry final : public Authored {
  public:
   Entry(Collective collective, std::string name, std::string summary, const Entry* before)
       : Authored(before != nullptr ? before->index + 1 : static_cast<int>(built_in_algorithms()),
-                 id_of(collective, name)),
+                 id_of(name)),
         before(before),
         name_(std::move(name)),
         summary_(std::move(summary)),
@@ -106,8 +104,8 @@ const Algorithm& add_algorithm(Collective collective, const std::string& name, c
   }
   const std::lock_guard lock(adding.get());
   const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // never deleted
-  const Algorithm* other = authored_by_id(entry->id);
-  if (other != nullptr && (other->collective != collective || name != other->name)) {
+  const Algorithm* other = authored_by_id(collective, entry->id);
+  if (other != nullptr && name != other->name) {
     delete entry;
     throw InvalidUsage("the names \"" + name + "\" and \"" + other->name + "\" have the same hash: rename one of them");
   }
@@ -124,8 +122,8 @@ const Algorithm* authored_at(int index) noexcept {
   return find([&](const Entry& entry) { return entry.index == index; });
 }
 
-const Algorithm* authored_by_id(uint32_t id) noexcept {
-  return find([&](const Entry& entry) { return entry.id == id; });
+const Algorithm* authored_by_id(Collective collective, uint32_t id) noexcept {
+  return find([&](const Entry& entry) { return entry.algorithm.collective == collective && entry.id == id; });
 }
 
 std::vector<const Algorithm*> authored_algorithms() {

@@ -25,8 +25,8 @@ const Algorithm& add_algorithm(Collective collective, const std::string& name, c
 const Algorithm* find_authored(Collective collective, std::string_view name) noexcept;
 /// The algorithm with that index_of(); null if there is none.
 const Algorithm* authored_at(int index) noexcept;
-/// The newest algorithm with this number (Authored::id) in call signatures; null if this process knows none.
-const Algorithm* authored_by_id(uint32_t id) noexcept;
+/// The collective's newest algorithm with this number (Authored::id) in call signatures; null if this process has none.
+const Algorithm* authored_by_id(Collective collective, uint32_t id) noexcept;
 /// The newest algorithm of each name, the oldest name first.
 std::vector<const Algorithm*> authored_algorithms();
 

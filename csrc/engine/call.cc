@@ -42,10 +42,11 @@ uint64_t id_of(const Algorithm* algorithm) noexcept {
 }
 
 /// Null for auto, and for an algorithm that only another process has.
-const Algorithm* algorithm_of(uint64_t id) noexcept {
+const Algorithm* algorithm_of(uint64_t signature) noexcept {
+  const uint64_t id = algorithm_in(signature);
   if (id == kAuto) return nullptr;
   if (id < kFirstAuthoredId) return id < built_in_algorithms() ? &algorithm_at(id) : nullptr;
-  return authored_by_id(static_cast<uint32_t>(id));
+  return authored_by_id(collective_in(signature), static_cast<uint32_t>(id));
 }
 
 /// Whether the numbers in a peer's signature mean anything here.
@@ -135,7 +136,7 @@ std::string arguments(const CallSignature& a) {
   const Collective collective = collective_in(a.signature);
   const bool uneven = (a.signature & kUneven) != 0;
   const uint64_t id = algorithm_in(a.signature);
-  const Algorithm* algorithm = algorithm_of(id);
+  const Algorithm* algorithm = algorithm_of(a.signature);
   std::string text = std::string("(");
   text += algorithm != nullptr ? algorithm->name : id == kAuto ? "auto" : "an algorithm that this rank does not know";
   if (is_reduction(collective)) text += std::string(", ") + name(op_in(a.signature));
@@ -157,7 +158,7 @@ CallSignature call_signature(const Call& call) noexcept {
 Call call_of(const CallSignature& a) noexcept {
   Call call;
   call.collective = collective_in(a.signature);
-  call.algorithm = algorithm_of(algorithm_in(a.signature));
+  call.algorithm = algorithm_of(a.signature);
   call.dtype = dtype_in(a.signature);
   call.op = op_in(a.signature);
   call.root = root_in(a.signature);

@@ -100,7 +100,10 @@ def call(case: Case, rank: int, name: str, in_place: bool, placed: Callable[[tor
     else:
         tensor, output = placed(given), placed(torch.full_like(expected, -4.0))
         if collective in ROOTED:
-            mine = (output if rank == root or collective == "scatter" else None), tensor if len(given) else None
+            mine = (
+                (output if rank == root or collective == "scatter" else None),
+                tensor if case.schedule.inputs[rank][1] else None,
+            )
             getattr(ringlet, collective)(*mine, root, **options)
         else:
             getattr(ringlet, collective)(output, tensor, **options)

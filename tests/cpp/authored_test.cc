@@ -33,10 +33,11 @@ TEST(names_lead_to_the_newest) {
   CHECK(find_any_algorithm(Collective::all_reduce, "mine") == &second);
   CHECK(find_any_algorithm(Collective::all_reduce, "ring") == &built_in(Collective::all_reduce, "ring"));
   CHECK(newest_authored() == &other);
-  CHECK(first.authored->id == second.authored->id && second.authored->id != other.authored->id);
-  CHECK(authored_by_id(first.authored->id) == &second);
+  CHECK(first.authored->id == second.authored->id);
+  CHECK(authored_by_id(Collective::all_reduce, first.authored->id) == &second);
+  CHECK(authored_by_id(Collective::broadcast, other.authored->id) == &other);
   CHECK(authored_at(index_of(first)) == &first && authored_at(index_of(second)) == &second);
-  CHECK(authored_at(index_of(other) + 1) == nullptr && authored_by_id(0) == nullptr);
+  CHECK(authored_at(index_of(other) + 1) == nullptr && authored_by_id(Collective::all_reduce, 0) == nullptr);
   CHECK((authored_algorithms() == std::vector<const Algorithm*>{&second, &other}));
   CHECK(all_algorithm_names(Collective::broadcast).ends_with(", mine"));
   CHECK_HAS(CHECK_THROWS(InvalidUsage, add_algorithm(Collective::all_reduce, "ring", "")),
