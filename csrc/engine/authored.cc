@@ -35,8 +35,7 @@ uint32_t id_of(std::string_view name) {
 class Entry final : public Authored {
  public:
   Entry(Collective collective, std::string name, std::string summary, const Entry* before)
-      : Authored(before != nullptr ? before->index + 1 : static_cast<int>(built_in_algorithms()),
-                 id_of(name)),
+      : Authored(before != nullptr ? before->index + 1 : static_cast<int>(built_in_algorithms()), id_of(name)),
         before(before),
         name_(std::move(name)),
         summary_(std::move(summary)),
