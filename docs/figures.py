@@ -19,8 +19,8 @@ from ringlet.bench.cases import Config, format_bytes
 from ringlet.bench.results import Comparison, Meta, Row, compare, config_of
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MAIN = "2026-11-22-intel-xeon-2-cores-main"
-TORCH = "2026-11-22-intel-xeon-2-cores-torch"
+MAIN = "2026-11-28-intel-xeon-2-cores-main"
+TORCH = "2026-11-28-intel-xeon-2-cores-torch"
 OVERSUBSCRIBED = "2026-11-23-intel-xeon-2-cores-oversubscribed"
 COLLECTIVES = "2026-11-20-intel-xeon-2-cores-collectives"
 ALLOCATOR = "2026-11-20-intel-xeon-2-cores-allocator"
