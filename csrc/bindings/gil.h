@@ -2,8 +2,8 @@
 //
 // When Python ends (before 3.14), it ends a thread that asks for its lock at once, amid the C++ that the thread is in, and
 // C++ then ends the process. So a thread that comes back when Python is about to end stays away until the process is
-// gone. python_ends() waits for those that have asked before. An exit handler of the
-// program's that joins a thread which stays away would wait for ever.
+// gone. python_ends() waits for those that have asked before. A program's exit handler that joins a thread which stays
+// away would wait for ever.
 // Thread safety: any.
 #pragma once
 

@@ -136,6 +136,7 @@ def in_memory(registered: bool) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) -> None:
+    refused: set[int] = set()
     for seed in seeds:
         schedule, results = varied(seed, world)
         name = define(seed, schedule)
@@ -149,10 +150,12 @@ def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) 
                     call(case, rank, name, in_place, placed)
             except ringlet.InvalidUsage as error:  # on all ranks
                 assert "would wait in a circle" in str(error), (seed, error)
+                refused.add(seed)
             except Exception as error:
                 raise AssertionError(
                     f"program {seed}, {count} elements, {in_place=}, {registered=}: {schedule.json()}"
                 ) from error
+    assert len(refused) <= len(seeds) / 4  # few schedules have such a circle
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

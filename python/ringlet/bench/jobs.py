@@ -1,7 +1,7 @@
 """The processes of one library: starts them once, tells them what to measure, and stops or kills them.
 
 Ranks connect to a unix socket in a private folder and then wait for a command. A job is all ranks of a library in one
-world. benchmarks/jobs.py starts those of more libraries, on emulated hosts too.
+world. benchmarks/sweep.py starts those of more libraries, on emulated hosts too.
 """
 
 from __future__ import annotations
