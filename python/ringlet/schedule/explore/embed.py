@@ -31,8 +31,8 @@ Source = tuple[str | Algorithm, str, str]  # an algorithm, its collective and su
 
 
 def known_sources(own: Iterable[Algorithm] = ()) -> list[Source]:
-    """The built-in algorithms, and a user's own."""
-    return [*algorithms(), *((one, one.collective, one.summary) for one in own)]
+    """A user's own algorithms, and the built-in ones. An error in an own one is told before those are executed."""
+    return [*((one, one.collective, one.summary) for one in own), *algorithms()]
 
 
 def hosts_of(world: int) -> list[str]:
