@@ -25,7 +25,7 @@ class Trial {
 
   struct Terms {
     unsigned samples;                  // uses of each way that are timed
-    unsigned settling;                 // uses before that: until the caches are as this way leaves them
+    unsigned settling;                 // uses before that: until memory and caches are as this way leaves them
     unsigned least_pause, most_pause;  // uses between two trials
     float clearly;                     // another way is taken if it costs less than this share
     unsigned first_pause = 0;          // uses before the first trial; 0: least_pause
@@ -52,7 +52,7 @@ class Trial {
   }
 
   /// The way of the last use that was counted.
-  int way() const { return is_trying() ? (best_ + turn_) % ways_ : best_; }
+  int way() const { return is_trying() ? turn_ : best_; }
 
   /// Whether the next use is one of a trial, or the first after it.
   bool is_trying_next() const { return ways_ > 1 && (left_ == 0 || is_trying()); }
@@ -92,13 +92,13 @@ class Trial {
 
   void next_way() {
     ++turn_;
-    left_ = terms_.samples + (turn_ == 0 ? 0 : terms_.settling);  // the way in use is settled
+    left_ = terms_.samples + terms_.settling;  // also of the way in use: another rank may have used another
   }
 
   Terms terms_{};
   Costs costs_ = kNone;
   int ways_ = 1, best_ = 0;
-  int turn_ = kResting;  // the way under trial, counted from the best
+  int turn_ = kResting;  // the way under trial
   unsigned left_ = 0;    // uses until the next way, or the next trial
 };
 

@@ -24,7 +24,7 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
 namespace {
 
 constexpr Trial::Terms kTerms{.samples = 4, .settling = 3, .least_pause = 16, .most_pause = 900, .clearly = 0.9F};
-constexpr unsigned kOfTwo = 4 + 3 + 4, kOfThree = kOfTwo + 3 + 4;  // uses of one trial
+constexpr unsigned kOfTwo = 2 * (3 + 4), kOfThree = 3 * (3 + 4);  // uses of one trial
 
 /// So many uses, which cost so much by their way. Returns how many went that way.
 int uses(Trial& trial, int count, Trial::Costs costs, int way) {
@@ -54,7 +54,7 @@ TEST(a_trial_takes_the_ways_in_turn) {
   Trial trial(3, kTerms);
   for (int use = 0; use < 16; ++use) CHECK(!trial.times() && trial.way() == 0);
   for (const int way : {0, 1, 2}) {
-    for (int use = way == 0 ? 3 : 0; use < 7; ++use) {
+    for (int use = 0; use < 7; ++use) {
       CHECK(trial.is_trying_next() && !trial.is_due());
       CHECK_EQ(trial.times(), use >= 3);  // the first three settle
       CHECK_EQ(trial.way(), way);
@@ -77,7 +77,7 @@ TEST(trials_cost_little) {
     uses(trial, 16 + kOfThree, costs.of, 0);
     for (int use = 0; use < costs.pause - 1; ++use) CHECK(!trial.times() && !trial.is_trying_next());
     CHECK(!trial.times() && trial.is_trying_next());
-    CHECK(trial.times());
+    for (unsigned use = 0; use <= kTerms.settling; ++use) CHECK_EQ(trial.times(), use == kTerms.settling);
   }
 }
 
@@ -99,10 +99,35 @@ TEST(a_way_that_is_hardly_quicker_changes_nothing) {
 
 TEST(the_first_trial_may_come_early) {
   Trial trial(2, {.samples = 4, .settling = 2, .least_pause = 500, .most_pause = 500, .clearly = 1, .first_pause = 20});
-  CHECK_EQ(uses(trial, 20 + 4, {5, 4}, 1), 0);
-  CHECK_EQ(uses(trial, 2 + 4, {5, 4}, 1), 6);
+  CHECK_EQ(uses(trial, 20 + 6, {5, 4}, 1), 0);
+  CHECK_EQ(uses(trial, 6, {5, 4}, 1), 6);
   CHECK_EQ(uses(trial, 500, {5, 4}, 1), 500);  // way 1 is in use; all pauses are of one length
-  CHECK_EQ(uses(trial, 4 + 2 + 4, {5, 4}, 0), 6);
+  CHECK_EQ(uses(trial, 6 + 6, {5, 4}, 0), 6);
+}
+
+/// What a way costs one rank may depend on the other's way.
+TEST(ranks_that_keep_different_ways_try_the_same) {
+  const Trial::Terms terms{.samples = 4, .settling = 2, .least_pause = 50, .most_pause = 50, .clearly = 1};
+  Trial one(2, terms), other(2, terms);
+  const auto alone = [](const Trial& trial, int quicker) { return trial.way() == quicker ? 1.0 : 2.0; };
+  for (int use = 0; use < 50 + 12; ++use) {
+    if (one.times()) one.took(alone(one, 0));
+    if (other.times()) other.took(alone(other, 1));
+  }
+  const auto beside = [&](const Trial& trial, const Trial& peer) {
+    return trial.way() == 0 && peer.way() == 0 ? 1.0 : trial.way() == peer.way() ? 2.0 : 3.0;
+  };
+  for (int use = 0; use < 50 + 12; ++use) {
+    const bool timed = one.times();
+    CHECK_EQ(other.times(), timed);
+    if (use < 50) CHECK(one.way() == 0 && other.way() == 1);
+    if (timed) CHECK_EQ(one.way(), other.way());
+    if (timed) one.took(beside(one, other));
+    if (timed) other.took(beside(other, one));
+  }
+  one.times();
+  other.times();
+  CHECK(one.way() == 0 && other.way() == 0);
 }
 
 TEST(ranks_decide_alike) {
@@ -129,14 +154,14 @@ TEST(ranks_decide_alike) {
 /// Of one_shot and two_shot one is slow for one rank, and the other for the other rank.
 TEST(ranks_decide_by_each_others_times) {
   constexpr size_t kCount = size_t{256} << 8;
-  constexpr int kCalls = 200, kFirst = 64, kSamples = 4, kTrial = 14;  // AllCallTrials::kTerms
+  constexpr int kCalls = 200, kFirst = 64, kOneWay = 10, kTrial = 20;  // AllCallTrials::kTerms
   run_well(
       2, Between::stages,
       [&](Communicator& group) {
         Floats data(kCount);
         for (int call = 0; call < kCalls; ++call) {
           const int use = call - kFirst;
-          const bool first = use < kSamples;
+          const bool first = use < kOneWay;
           jump_ns = use >= 0 && use < kTrial && first == (group.rank() == 0) ? 5'000'000 : 0;
           data.values.assign(kCount, static_cast<float>(group.rank() + call));
           group.run(data.sum());

@@ -18,11 +18,21 @@ constexpr uint64_t kFirstEpoch = 2;
 // A store to a line that another core has read waits until that core has given the line up. Between distant cores of an
 // AMD Zen 4 such stores hardly overlap, and are many times slower than the peer's reads. A store past the caches does
 // not wait, but the reader fetches the line from memory, which is slower than from a near core's cache. So the ranks try
-// both for calls of like size, and each keeps what took it less time to stage and to combine, without its waits. Pauses
-// are of one length, so that all ranks try at the same calls (docs/decisions/0073-both-ways-to-copy-are-timed.md).
+// both for calls of like size, and each keeps what took it less time to stage and to combine, without its waits. All try
+// the same way at the same calls, because what a way costs the reader is a part of it, and so pauses are of one length.
+// What a way costs also depends on how the staging area was written before, so each way first goes twice around the
+// area, or for 128 calls (docs/decisions/0075-a-way-is-timed-in-its-own-wake.md).
 constexpr int kPast = 1;
-constexpr Trial::Terms kCopyTerms{
-    .samples = 4, .settling = 2, .least_pause = 1024, .most_pause = 1024, .clearly = 0.95F, .first_pause = 64};
+constexpr Trial::Terms copy_terms(size_t bytes) {
+  const auto settling = static_cast<unsigned>(std::clamp<size_t>(2 * RegionLayout::kStagingBytes / bytes, 8, 128));
+  const unsigned pause = std::max(1024U, 64 * settling);
+  return {.samples = 4,
+          .settling = settling,
+          .least_pause = pause,
+          .most_pause = pause,
+          .clearly = 0.9F,
+          .first_pause = settling};
+}
 
 /// Nanoseconds, since then.
 double nanoseconds_since(Deadline::Clock::time_point began) {
@@ -45,7 +55,7 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       inputs_(world_),
       outputs_(world_),
       call_trials_(selector) {
-  copy_trials_.fill(Trial(2, kCopyTerms));
+  for (size_t i = 0; i < copy_trials_.size(); ++i) copy_trials_[i] = Trial(2, copy_terms(size_t{1} << i));
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
   transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
 }
