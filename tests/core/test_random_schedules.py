@@ -3,10 +3,11 @@ messages give. RINGLET_TEST_PROGRAMS asks for more of them."""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,9 @@ def test_the_prover_finds_what_they_compute():
             assert (found.origin, ordered(found.tree)) == (made.origin, ordered(made.tree)), (seed, place)
 
 
+DTYPES = (*[torch.float32] * 3, torch.float64, torch.int64, torch.int32, torch.uint8, torch.complex64)
+
+
 @dataclass
 class Case:
     """A call by a schedule: `sizes` are the elements of its chunks."""
@@ -54,9 +58,13 @@ class Case:
     results: dict[Place, Value]
     sizes: list[int]
     inputs: list[list[torch.Tensor]]  # by rank and chunk of its input
+    dtype: torch.dtype = torch.float32
+
+    def joined(self, chunks: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([torch.empty(0, dtype=self.dtype), *chunks])
 
     def given(self, rank: int) -> torch.Tensor:
-        return torch.cat([torch.empty(0), *self.inputs[rank]])
+        return self.joined(self.inputs[rank])
 
     def value(self, tree: Tree, chunk: int) -> torch.Tensor:
         if isinstance(tree, int):
@@ -67,49 +75,62 @@ class Case:
     def expected(self, rank: int) -> torch.Tensor:
         first, chunks = self.schedule.outputs[rank]
         values = [self.results[rank, chunk] for chunk in range(first, first + chunks)]
-        return torch.cat([torch.empty(0), *(self.value(value.tree, value.origin) for value in values)])
+        return self.joined(self.value(value.tree, value.origin) for value in values)
 
 
-def case_of(seed: int, schedule: Schedule, results: dict[Place, Value], count: int) -> Case:
-    parts, generator = schedule.parts, torch.Generator().manual_seed(seed)
+def case_of(lot: random.Random, schedule: Schedule, results: dict[Place, Value], count: int) -> Case:
+    parts, generator, dtype = schedule.parts, torch.Generator().manual_seed(lot.randrange(1000)), lot.choice(DTYPES)
     length, longer = divmod(count, parts) if schedule.collective in DIVIDED else (count, 0)
     sizes = [length + (chunk < longer) for chunk in range(parts)]
+
+    def numbers(size: int) -> torch.Tensor:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(size, dtype=dtype, generator=generator)
+        return torch.randint(0, 100, (size,), dtype=dtype, generator=generator)
+
     chunks = [range(first, first + held) for first, held in schedule.inputs]
-    return Case(schedule, results, sizes, [[torch.randn(sizes[c], generator=generator) for c in own] for own in chunks])
+    return Case(schedule, results, sizes, [[numbers(sizes[c]) for c in own] for own in chunks], dtype)
 
 
-def call(case: Case, rank: int, name: str, in_place: bool, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def start(
+    case: Case, rank: int, in_place: bool, placed: Callable[[torch.Tensor], torch.Tensor], **options: Any
+) -> Callable[[], None]:
+    """Makes or posts the call; returns what waits for it and checks its result."""
     collective, root = case.schedule.collective, case.schedule.root
     given, expected = case.given(rank), case.expected(rank)
     wanted = expected if len(expected) or collective != "reduce" else given  # who is not the root keeps its tensor
-    options: dict[str, Any] = {"algorithm": name}
     if collective in DIVIDED:
-        whole = sum(case.sizes)
-        tensor = output = placed(given if len(given) else torch.full((whole,), -1.0))
+        tensor = output = placed(given if len(given) else torch.full((sum(case.sizes),), 99, dtype=case.dtype))
         if collective == "all_reduce":
-            output = tensor if in_place else placed(torch.full((whole,), -2.0))
-            ringlet.all_reduce(tensor, output=output, **options)
+            output = tensor if in_place else placed(torch.full_like(given, 98))
+            made = ringlet.all_reduce(tensor, output=output, **options)
         else:
-            getattr(ringlet, collective)(tensor, root, **options)
+            made = getattr(ringlet, collective)(tensor, root, **options)
     elif in_place and collective in ("all_gather", "reduce_scatter"):
-        whole, size = placed(torch.full((sum(case.sizes),), -3.0)), case.sizes[0]
+        whole, size = placed(torch.full((sum(case.sizes),), 97, dtype=case.dtype)), case.sizes[0]
         mine = whole[rank * size : (rank + 1) * size]
         tensor, output = (mine, whole) if collective == "all_gather" else (whole, mine)
         tensor.copy_(given)
-        getattr(ringlet, collective)(output, tensor, **options)
+        made = getattr(ringlet, collective)(output, tensor, **options)
     else:
-        tensor, output = placed(given), placed(torch.full_like(expected, -4.0))
+        tensor, output = placed(given), placed(torch.full_like(expected, 96))
         if collective in ROOTED:
             mine = (
                 (output if rank == root or collective == "scatter" else None),
                 tensor if case.schedule.inputs[rank][1] else None,
             )
-            getattr(ringlet, collective)(*mine, root, **options)
+            made = getattr(ringlet, collective)(*mine, root, **options)
         else:
-            getattr(ringlet, collective)(output, tensor, **options)
-    assert torch.equal(output.cpu(), wanted), "the result"
-    if tensor.data_ptr() != output.data_ptr() and not in_place:
-        assert torch.equal(tensor.cpu(), given), "the input"
+            made = getattr(ringlet, collective)(output, tensor, **options)
+
+    def finish() -> None:
+        if options["async_op"]:
+            made.wait()
+        assert torch.equal(output.cpu(), wanted), "the result"
+        if tensor.data_ptr() != output.data_ptr() and not in_place:
+            assert torch.equal(tensor.cpu(), given), "the input"
+
+    return finish
 
 
 NAMES = 50  # so the same name means other schedules again and again
@@ -132,29 +153,43 @@ def define(seed: int, schedule: Schedule) -> str:
 
 
 def in_memory(registered: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda data: (ringlet.empty(len(data)) if registered else torch.empty(len(data))).copy_(data)
+    make = ringlet.empty if registered else torch.empty
+    return lambda data: make(len(data), dtype=data.dtype).copy_(data)
 
 
 def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) -> None:
+    """Each rank makes some of the calls at once and posts others, and waits for those in its own order."""
     refused: set[int] = set()
+    under_way: list[tuple[str, Callable[[], None], int]] = []
+    own = random.Random(1000 * seeds.start + rank)
+
+    def finish(told: str, function: Callable[[], Any], seed: int) -> Any:
+        try:
+            return function()
+        except ringlet.InvalidUsage as error:  # on all ranks
+            assert "would wait in a circle" in str(error), (told, error)
+            refused.add(seed)
+        except Exception as error:
+            raise AssertionError(told) from error
+
     for seed in seeds:
         schedule, results = varied(seed, world)
-        name = define(seed, schedule)
-        lot, own = random.Random(seed), random.Random(1000 * seed + rank)
+        name, lot = define(seed, schedule), random.Random(seed)
         for count in lot.sample(COUNTS, 3):
             registered = own.random() < lot.choice((0, 0.5, 1))
             placed = (lambda data: data.to(emulated_gpu.DEVICE)) if on_device else in_memory(registered)
-            case, in_place = case_of(seed, schedule, results, count), lot.random() < 0.5
-            try:
-                for _ in range(2):
-                    call(case, rank, name, in_place, placed)
-            except ringlet.InvalidUsage as error:  # on all ranks
-                assert "would wait in a circle" in str(error), (seed, error)
-                refused.add(seed)
-            except Exception as error:
-                raise AssertionError(
-                    f"program {seed}, {count} elements, {in_place=}, {registered=}: {schedule.json()}"
-                ) from error
+            in_place = lot.random() < 0.5
+            for _ in range(2):
+                case, posted = case_of(lot, schedule, results, count), own.random() < 0.5
+                told = f"program {seed}, {count} of {case.dtype}, {in_place=}, {registered=}, {posted=}: {schedule.json()}"
+                begin = functools.partial(start, case, rank, in_place, placed, algorithm=name, async_op=posted)
+                check = finish(told, begin, seed)
+                if check is not None:
+                    under_way.append((told, check, seed))
+                while len(under_way) > own.choice((0, 0, 3, 9)):
+                    finish(*under_way.pop(own.randrange(len(under_way))))
+    for one in under_way:
+        finish(*one)
     assert len(refused) <= len(seeds) / 4  # few schedules have such a circle
 
 
