@@ -3,10 +3,10 @@
     git worktree add --detach /tmp/other HEAD~1 && (cd /tmp/other && python setup.py build_ext --inplace)
     python benchmarks/builds.py /tmp/other/python --report benchmarks/results/
 
-Starts two ranks of each build, --starts times, because a virtual machine may put its processors elsewhere each time. All
-wait for their turn but two. In each of --rounds rounds each case has a turn of each build, in an order drawn anew. A time
-is that of the slower rank; a ratio is the other build's time divided by this one's within a round. The other build
-is started twice: its ratio to itself shows what the machine's noise is.
+Starts two ranks of each build, --starts times, because a virtual machine may put its processors elsewhere each time.
+All wait for their turn but two. In each of --rounds rounds each case has a turn of each build, in an order drawn anew.
+A time is that of the slower rank; a ratio is the other build's time divided by this one's within a round. The other
+build is started twice: its ratio to itself shows what the machine's noise is.
 
 --way: `call` (all_reduce), `async` (posted, and waited for at once), `torch` (torch.distributed's all_reduce) or
 `message` (send and recv, there and back). Exits with 1 if a geometric mean is under --least and further from 1 than the
@@ -40,6 +40,7 @@ SERVES = sys.argv[1:2] == ["serve"]  # this is a rank, perhaps of a build that h
 if not SERVES:
     sys.path.append(str(Path(__file__).resolve().parents[1]))
     from benchmarks.page import facts
+
     from ringlet.bench import results
     from ringlet.bench.cases import format_bytes
     from ringlet.cli import options
@@ -168,7 +169,8 @@ def table(found: dict[Case, list[list[float]]]) -> list[str]:
     lines.append("|---|---|---:|---:|---:|---:|---:|")
     for (way, memory, size), rows in found.items():
         other, _, this = (statistics.median(times) for times in zip(*rows, strict=True))
-        cells = (way, memory, format_bytes(size), f"{other:.2f}", f"{this:.2f}", f"{of(rows, 2):.2f}", f"{of(rows, 1):.2f}")
+        numbers = (other, this, of(rows, 2), of(rows, 1))
+        cells = (way, memory, format_bytes(size), *(f"{number:.2f}" for number in numbers))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -181,7 +181,8 @@ def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) 
             in_place = lot.random() < 0.5
             for _ in range(2):
                 case, posted = case_of(lot, schedule, results, count), own.random() < 0.5
-                told = f"program {seed}, {count} of {case.dtype}, {in_place=}, {registered=}, {posted=}: {schedule.json()}"
+                how = f"{count} of {case.dtype}, {in_place=}, {registered=}, {posted=}"
+                told = f"program {seed}, {how}: {schedule.json()}"
                 begin = functools.partial(start, case, rank, in_place, placed, algorithm=name, async_op=posted)
                 check = finish(told, begin, seed)
                 if check is not None:

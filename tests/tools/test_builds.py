@@ -7,16 +7,16 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks import builds
 
 import ringlet
-from benchmarks import builds
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(ringlet.__file__).parents[1]
 
 
 def test_all_ways_of_two_builds():
-    words = ["--way", ",".join(builds.WAYS), "--sizes", "4", "--starts", "1", "--rounds", "1", "--ms", "1", "--least", "0"]
+    words = f"--way {','.join(builds.WAYS)} --sizes 4 --starts 1 --rounds 1 --ms 1 --least 0".split()
     ran = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "builds.py"), str(HERE), *words], capture_output=True, text=True
     )
