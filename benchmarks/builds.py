@@ -155,7 +155,9 @@ def main() -> None:
     told = f"Geometric mean: {ratio:.3f}; of the other build to itself: {itself:.3f}."
     print(told)
     if args.report:
-        write(args.report, [*lines, "", told], load)
+        commit = ["git", "-C", str(args.other), "rev-parse", "--short=12", "HEAD"]
+        other = subprocess.run(commit, capture_output=True, text=True).stdout.strip() or "unknown"
+        write(args.report, [f"The other build is of commit {other}.", "", *lines, "", told], load)
     sys.exit(ratio < args.least and 1 - ratio > abs(1 - itself))
 
 
