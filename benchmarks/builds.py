@@ -43,12 +43,13 @@ if not SERVES:
 
     from ringlet.bench import results
     from ringlet.bench.cases import format_bytes
-    from ringlet.cli import options
+    from ringlet.cli import options, outputs
 
 WAYS = ("call", "async", "torch", "message")
 MEMORIES = ("registered", "ordinary")
 SIZES = tuple(4 << shift for shift in range(0, 25, 2))  # to 64 MiB
 WARM_UP, FIRST = 10, 20  # calls: before each turn, and of the turn that says how many fill --ms
+END_S = 30  # for a rank to end by itself
 
 Case = tuple[str, str, int]  # way, memory, bytes
 
@@ -56,7 +57,8 @@ Case = tuple[str, str, int]  # way, memory, bytes
 def serve(rank: int, transport: str, folder: str) -> None:
     """A rank of whichever build: makes the calls that standard input asks for, and prints microseconds a call."""
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[rank % len(processors)]})
     ringlet.init(rank, 2, dist.FileStore(f"{folder}/ringlet", 2), transport=transport)
     dist.init_process_group("cpu:ringlet", store=dist.FileStore(f"{folder}/torch", 2), rank=rank, world_size=2)
     for line in sys.stdin:
@@ -98,17 +100,24 @@ class Build:
 
     def turn(self, case: Case, calls: int) -> float:
         """Microseconds a call."""
-        for rank in self.ranks:
-            print(json.dumps([*case, calls]), file=rank.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it says nothing, then
+            for rank in self.ranks:
+                print(json.dumps([*case, calls]), file=rank.stdin, flush=True)
         told = [rank.stdout.readline() for rank in self.ranks]
         if not all(told):
-            raise SystemExit(f"a rank of {self.path} ended: its error is above")
+            ended = next(rank for rank, line in enumerate(told) if not line)
+            raise SystemExit(f"rank {ended} of {self.path} ended before {' '.join(map(str, case))}: its error is above")
         return max(map(float, told))
 
     def end(self) -> None:
         for rank in self.ranks:
-            rank.stdin.close()
-            rank.wait()
+            with contextlib.suppress(BrokenPipeError):
+                rank.stdin.close()
+        for rank in self.ranks:
+            try:
+                rank.wait(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                rank.kill()
         self._store.cleanup()
 
 
@@ -142,6 +151,7 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.95)
     parser.add_argument("--report", type=Path, help="write a page to this folder")
     args = parser.parse_args()
+    outputs.check({"--report": args.report and args.report / "page.md"})
     load = os.getloadavg()[0]
     paths = [args.other.resolve(), args.other.resolve(), Path(ringlet.__file__).resolve().parents[1]]
     cases = [(way, memory, size) for way in args.way for memory in args.memory for size in args.sizes]

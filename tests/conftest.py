@@ -41,6 +41,7 @@ SLOW = {
     "tools/test_bench.py": "measures libraries side by side",
     "tools/test_bench_calls.py": "measures every call of torch.distributed",
     "tools/test_bench_hosts.py": "measures on emulated hosts",
+    "tools/test_builds.py::test_all_ways*": "measures builds side by side",
     "tools/test_cli.py::test_doctor_finds*": "joins several ranks of the command line",
     "tools/test_docs.py::test_example_runs_as_a_program[[]docs*": "starts ranks, as the README's does",
     "tools/test_error_samples.py::*[[]stuck*": "waits for timeouts",

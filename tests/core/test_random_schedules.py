@@ -161,7 +161,6 @@ def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) 
     """Each rank makes some of the calls at once and posts others, and waits for those in its own order."""
     refused: set[int] = set()
     under_way: list[tuple[str, Callable[[], None], int]] = []
-    own = random.Random(1000 * seeds.start + rank)
 
     def finish(told: str, function: Callable[[], Any], seed: int) -> Any:
         try:
@@ -174,7 +173,7 @@ def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) 
 
     for seed in seeds:
         schedule, results = varied(seed, world)
-        name, lot = define(seed, schedule), random.Random(seed)
+        name, lot, own = define(seed, schedule), random.Random(seed), random.Random(1000 * seed + rank)
         for count in lot.sample(COUNTS, 3):
             registered = own.random() < lot.choice((0, 0.5, 1))
             placed = (lambda data: data.to(emulated_gpu.DEVICE)) if on_device else in_memory(registered)

@@ -18,11 +18,22 @@ HERE = pathlib.Path(ringlet.__file__).parents[1]
 def test_all_ways_of_two_builds():
     words = f"--way {','.join(builds.WAYS)} --sizes 4 --starts 1 --rounds 1 --ms 1 --least 0".split()
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "builds.py"), str(HERE), *words], capture_output=True, text=True
+        [sys.executable, str(ROOT / "benchmarks" / "builds.py"), str(HERE), *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
     rows = [line.split(" | ")[:3] for line in ran.stdout.splitlines() if line.endswith("|")][2:]
     assert rows == [[f"| {way}", memory, "4 B"] for way in builds.WAYS for memory in builds.MEMORIES]
+
+
+def test_a_build_that_is_none_is_named(tmp_path):
+    (tmp_path / "ringlet.py").write_text("raise ImportError('no ringlet')")
+    build = builds.Build(tmp_path, "shared_memory")
+    with pytest.raises(SystemExit, match=f"rank 0 of {tmp_path} ended before call ordinary 4: its error is above"):
+        build.turn(("call", "ordinary", 4), 1)
+    build.end()
 
 
 @pytest.mark.parametrize(
