@@ -175,11 +175,11 @@ std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_p
 }
 
 PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
-  auto enqueued = std::make_shared<Enqueued>([&] {
+  Enqueued enqueued = [&] {
     const GilReleased unlocked;
     return enqueue(group, calls);
-  }());
-  if (calls.async) return py::cast(std::move(enqueued)).release().ptr();
+  }();
+  if (calls.async) return py::cast(DeviceWork::make(std::move(enqueued))).release().ptr();
   Py_RETURN_NONE;
 }
 

@@ -78,18 +78,18 @@ std::vector<int> schedule_hosts(const Communicator& group) {
 }
 
 /// The old name of is_completed. Throws if the program has made warnings errors.
-template <class W>
-bool done_of_old(W& work) {
+bool done_of_old(Work& work) {
   constexpr const char* kText = "Work.done is now Work.is_completed; the next release drops the old name";
   if (PyErr_WarnEx(PyExc_FutureWarning, kText, 1) != 0) throw py::error_already_set();
-  return py::cast(&work).attr("is_completed")().template cast<bool>();
+  const GilReleased unlocked;
+  return work.test();
 }
 
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
       .def("is_completed", &Work::test, py::call_guard<GilReleased>(),
            "Whether the call is complete (well or not). Carries it on meanwhile, as far as it goes without a wait.")
-      .def("done", &done_of_old<Work>)
+      .def("done", &done_of_old)
       .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
       .def(
           "wait",
@@ -101,23 +101,20 @@ void bind_work(py::module_& m) {
           py::arg("timeout") = py::none(),
           "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
           "Timeout if it passes first (the call goes on).");
-  py::class_<Enqueued, std::shared_ptr<Enqueued>>(m, "DeviceWork", "Handle of an asynchronous call on a GPU's tensors.")
+  py::class_<DeviceWork, Work, std::shared_ptr<DeviceWork>>(m, "DeviceWork",
+                                                            "Handle of an asynchronous call on a GPU's tensors.")
       .def("__repr__",
-           [](const Enqueued& call) {
-             return "<ringlet.DeviceWork on " + call.stream.device().str() + ": " + call.work->describe() + ">";
+           [](const DeviceWork& work) {
+             return "<ringlet.DeviceWork on " + work.calls.stream.device().str() + ": " + work.calls.work->describe() + ">";
            })
       .def(
-          "is_completed", [](const Enqueued& call) { return call.work->done(); },
-          "Whether the device is done with the call.")
-      .def("done", &done_of_old<Enqueued>)
-      .def(
           "wait",
-          [](const Enqueued& call, const py::object& timeout) {
+          [](const DeviceWork& work, const py::object& timeout) {
             const milliseconds limit = wait_limit(timeout);
             const bool given = !timeout.is_none();
             const GilReleased unlocked;
-            if (given) call.work->wait(limit);
-            call.wait();
+            if (given) work.calls.work->wait(limit);
+            work.calls.wait();
           },
           py::arg("timeout") = py::none(),
           "Lets the current stream wait for the call, and raises the call's error, if there is one already. timeout: "

@@ -48,6 +48,17 @@ struct Enqueued {
 
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls);
 
+/// Their handle in Python: complete when they are.
+class DeviceWork final : public Work {
+ public:
+  static std::shared_ptr<DeviceWork> make(Enqueued calls);
+
+  const Enqueued calls;
+
+ private:
+  explicit DeviceWork(Enqueued enqueued) : calls(std::move(enqueued)) {}
+};
+
 /// Describes what calls on that device run on. The first time all ranks must call it, as they make a first call.
 std::string gpu_transport(Communicator& group, const c10::Device& device);
 
