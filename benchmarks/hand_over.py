@@ -39,7 +39,7 @@ from benchmarks.thresholds import agreed, in_turns, seconds_a_call, table_line
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
 BUILT_IN = _C.tuned("", "")
-WARM_UP, WARM_UP_OF_LONG = 600, 100  # calls: the first trial ends after at most 392, of long ones 94
+WARM_UP, WARM_UP_OF_LONG = 700, 170  # calls: the first trials end after at most 656, of long ones 159
 FROM_MEMORY = 128 << 20  # bytes of all tensors
 HEAD = "| start | a line there and back (ns) | call | size | cached (us) | by time (us) | cached / by time |"
 

@@ -2,8 +2,9 @@
 //
 // What is quickest depends on where the ranks run, and whether their data are in the caches. Cores of a virtual machine
 // move, and a program's tensors may be either. So no table can say it. Now and then a trial takes a few uses in a row
-// each way, and times them. The least time of each way counts: other uses may have been interrupted. The quickest way is
-// kept until the next trial, which comes when the last one has cost no more than 2 % of the time since.
+// each way, and times them. The least time of each way counts: other uses may have been interrupted. A trial may fall
+// on a moment when the caches have lost the data, so a second follows at once, and another way is taken only if both find
+// the same. The next two come when these have cost no more than 2 % of the time since.
 //
 // Contract: times() before each use, which then goes way(). If it says so, took() follows before the next times().
 // Ranks whose trials must agree make the same uses, and so are at the same use of a trial at the same time. Where
@@ -26,7 +27,7 @@ class Trial {
   struct Terms {
     unsigned samples;                  // uses of each way that are timed
     unsigned settling;                 // uses before that: until memory and caches are as this way leaves them
-    unsigned least_pause, most_pause;  // uses between two trials
+    unsigned least_pause, most_pause;  // uses between trials, which come in twos
     float clearly;                     // another way is taken if it costs less than this share
     unsigned first_pause = 0;          // uses before the first trial; 0: least_pause
   };
@@ -60,23 +61,31 @@ class Trial {
 
   const Costs& costs() const { return costs_; }
 
-  /// Ends the trial that is due.
+  /// Ends the trial that is due, which is one of two.
   void decide(const Costs& costs) {
     const auto end = costs.begin() + ways_;
     const int quickest = static_cast<int>(std::min_element(costs.begin(), end) - costs.begin());
-    const bool turns = costs[static_cast<size_t>(quickest)] < terms_.clearly * costs[static_cast<size_t>(best_)];
-    if (turns) best_ = quickest;
-    left_ = pause_after(costs);
+    const bool wins = costs[static_cast<size_t>(quickest)] < terms_.clearly * costs[static_cast<size_t>(best_)];
+    const int found = wins ? quickest : best_;
+    if (first_found_ == kNothing) {
+      first_found_ = found;
+      left_ = 0;
+    } else {
+      if (found == first_found_) best_ = found;
+      first_found_ = kNothing;
+      left_ = pause_after(costs);
+    }
     turn_ = kResting;
     costs_ = kNone;
   }
 
  private:
   static constexpr Costs kNone{kUnknown, kUnknown, kUnknown};
-  static constexpr int kResting = -1;
+  static constexpr int kResting = -1, kNothing = -1;
   static constexpr float kMostLost = 0.02F;  // of the time
 
   bool is_trying() const { return turn_ != kResting; }
+  unsigned uses_of_a_way() const { return terms_.samples + terms_.settling; }
 
   /// In uses.
   unsigned pause_after(const Costs& costs) const {
@@ -84,7 +93,7 @@ class Trial {
     for (size_t way = 0; way < static_cast<size_t>(ways_); ++way) {
       if (costs[way] == kUnknown) continue;
       const float times_best = costs[way] / costs[static_cast<size_t>(best_)];
-      lost += static_cast<float>(terms_.samples + terms_.settling) * std::max(0.0F, times_best - 1);
+      lost += static_cast<float>(2 * uses_of_a_way()) * std::max(0.0F, times_best - 1);
     }
     const float most = static_cast<float>(terms_.most_pause);
     return static_cast<unsigned>(std::clamp(lost / kMostLost, static_cast<float>(terms_.least_pause), most));
@@ -92,14 +101,15 @@ class Trial {
 
   void next_way() {
     ++turn_;
-    left_ = terms_.samples + terms_.settling;  // also of the way in use: another rank may have used another
+    left_ = uses_of_a_way();  // also of the way in use: another rank may have used another
   }
 
   Terms terms_{};
   Costs costs_ = kNone;
   int ways_ = 1, best_ = 0;
-  int turn_ = kResting;  // the way under trial
-  unsigned left_ = 0;    // uses until the next way, or the next trial
+  int first_found_ = kNothing;  // which way the first of two trials found best
+  int turn_ = kResting;         // the way under trial
+  unsigned left_ = 0;           // uses until the next way, or the next trial
 };
 
 }  // namespace ringlet

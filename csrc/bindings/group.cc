@@ -105,7 +105,8 @@ void bind_work(py::module_& m) {
                                                             "Handle of an asynchronous call on a GPU's tensors.")
       .def("__repr__",
            [](const DeviceWork& work) {
-             return "<ringlet.DeviceWork on " + work.calls.stream.device().str() + ": " + work.calls.work->describe() + ">";
+             return "<ringlet.DeviceWork on " + work.calls.stream.device().str() + ": " + work.calls.work->describe() +
+                    ">";
            })
       .def(
           "wait",

@@ -57,7 +57,7 @@ class RingPipe final : public Pipe {
  private:
   // A way shows its speed only when most of the ring was written so.
   static constexpr Trial::Terms kTerms{
-      .samples = 4, .settling = 32, .least_pause = 64, .most_pause = 2048, .clearly = 0.9F};
+      .samples = 4, .settling = 32, .least_pause = 4096, .most_pause = 4096, .clearly = 0.9F, .first_pause = 64};
   struct Timed {
     uint32_t segment;
     size_t bytes;

@@ -235,7 +235,7 @@ def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]
         count = (1 << 18) + 37
         tensors = {"registered": ringlet.empty(count), "ordinary": torch.empty(count)}
         ways: dict[str, list[tuple[str, bool]]] = {kind: [] for kind in tensors}
-        for number in range(PAUSE + 3 * TRIED + 100):
+        for number in range(PAUSE + 6 * TRIED + 100):
             for kind, tensor in tensors.items():
                 ringlet.all_reduce(tensor.fill_(rank + number))
                 assert tensor.eq(2 * number + 1).all(), number
@@ -244,7 +244,7 @@ def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]
         return ways
 
 
-PAUSE, TRIED = 64, 6 + 4  # calls before a trial; calls that a trial makes each way
+PAUSE, TRIED = 64, 6 + 4  # calls before two trials; calls that a trial makes each way
 IN_PLACE, ONE_SHOT, TWO_SHOT = ("two_shot", True), ("one_shot", False), ("two_shot", False)
 
 
@@ -263,9 +263,9 @@ def test_two_ranks_try_places_and_algorithms(pool, tmp_path, tried):
     }[tried]
     for memory, expected in ways.items():
         found = first[memory]
-        after = PAUSE + len(expected) * TRIED
+        after = PAUSE + 2 * len(expected) * TRIED
         assert found[:PAUSE] == [expected[0]] * PAUSE
-        for turn, way in enumerate(expected):
+        for turn, way in enumerate(2 * expected):
             assert found[PAUSE + turn * TRIED :][:TRIED] == [way] * TRIED
         assert len(set(found[after:][:PAUSE])) == 1 and found[after] in expected
 

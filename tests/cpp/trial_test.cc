@@ -24,7 +24,7 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
 namespace {
 
 constexpr Trial::Terms kTerms{.samples = 4, .settling = 3, .least_pause = 16, .most_pause = 900, .clearly = 0.9F};
-constexpr unsigned kOfTwo = 2 * (3 + 4), kOfThree = 3 * (3 + 4);  // uses of one trial
+constexpr unsigned kOfTwo = 2 * 2 * (3 + 4), kOfThree = 2 * 3 * (3 + 4);  // uses of two trials
 
 /// So many uses, which cost so much by their way. Returns how many went that way.
 int uses(Trial& trial, int count, Trial::Costs costs, int way) {
@@ -53,10 +53,11 @@ TEST(the_quickest_way_is_kept) {
 TEST(a_trial_takes_the_ways_in_turn) {
   Trial trial(3, kTerms);
   for (int use = 0; use < 16; ++use) CHECK(!trial.times() && trial.way() == 0);
-  for (const int way : {0, 1, 2}) {
+  for (const int way : {0, 1, 2, 0, 1, 2}) {
     for (int use = 0; use < 7; ++use) {
-      CHECK(trial.is_trying_next() && !trial.is_due());
-      CHECK_EQ(trial.times(), use >= 3);  // the first three settle
+      CHECK(trial.is_trying_next());
+      CHECK_EQ(trial.is_due(), way == 0 && use == 0 && trial.costs()[2] == 5);  // the first of the two trials
+      CHECK_EQ(trial.times(), use >= 3);                                        // the first three settle
       CHECK_EQ(trial.way(), way);
       if (use >= 3) trial.took(5);
     }
@@ -65,14 +66,14 @@ TEST(a_trial_takes_the_ways_in_turn) {
   CHECK(!trial.times() && !trial.is_due() && !trial.is_trying_next());
 }
 
-/// 2 % of the time: seven uses at three times the cost, and one trial in 700.
+/// 2 % of the time: twice seven uses at twice the cost, in 700.
 TEST(trials_cost_little) {
   struct Costs {
     Trial::Costs of;
     int pause;
   };
   for (const Costs& costs :
-       {Costs{{5, 5, 5}, 16}, Costs{{5, 15, 5}, 700}, Costs{{5, 10, 7.5F}, 525}, Costs{{5, 100, 5}, 900}}) {
+       {Costs{{5, 5, 5}, 16}, Costs{{5, 10, 5}, 700}, Costs{{5, 7.5F, 6.25F}, 525}, Costs{{5, 100, 5}, 900}}) {
     Trial trial(3, kTerms);
     uses(trial, 16 + kOfThree, costs.of, 0);
     for (int use = 0; use < costs.pause - 1; ++use) CHECK(!trial.times() && !trial.is_trying_next());
@@ -97,10 +98,27 @@ TEST(a_way_that_is_hardly_quicker_changes_nothing) {
   }
 }
 
+/// Of two trials in a row; the ways of all trials are in turn, whatever the trials before have found.
+TEST(one_odd_trial_changes_nothing) {
+  for (const int odd : {0, 1, 2}) {
+    Trial trial(3, {.samples = 4, .settling = 2, .least_pause = 50, .most_pause = 50, .clearly = 0.9F});
+    const Trial::Costs good{5, 8, 8}, bad{5, 4, 2};
+    CHECK_EQ(uses(trial, 50, good, 0), 50);
+    CHECK_EQ(uses(trial, 18, odd == 0 ? bad : good, 0), 6);
+    CHECK_EQ(uses(trial, 18, odd == 1 ? bad : good, 0), 6);
+    CHECK_EQ(uses(trial, 50, good, 0), 50);
+    CHECK_EQ(uses(trial, 18, odd == 2 ? bad : good, 0), 6);
+    CHECK_EQ(uses(trial, 18, {5, 2, 8}, 0), 6);  // the first of these two found way 2, if any
+    CHECK_EQ(uses(trial, 50, good, 0), 50);
+    uses(trial, 36, bad, 0);
+    CHECK_EQ(uses(trial, 50, good, 2), 50);
+  }
+}
+
 TEST(the_first_trial_may_come_early) {
   Trial trial(2, {.samples = 4, .settling = 2, .least_pause = 500, .most_pause = 500, .clearly = 1, .first_pause = 20});
   CHECK_EQ(uses(trial, 20 + 6, {5, 4}, 1), 0);
-  CHECK_EQ(uses(trial, 6, {5, 4}, 1), 6);
+  CHECK_EQ(uses(trial, 6 + 12, {5, 4}, 1), 6 + 6);
   CHECK_EQ(uses(trial, 500, {5, 4}, 1), 500);  // way 1 is in use; all pauses are of one length
   CHECK_EQ(uses(trial, 6 + 6, {5, 4}, 0), 6);
 }
@@ -110,14 +128,14 @@ TEST(ranks_that_keep_different_ways_try_the_same) {
   const Trial::Terms terms{.samples = 4, .settling = 2, .least_pause = 50, .most_pause = 50, .clearly = 1};
   Trial one(2, terms), other(2, terms);
   const auto alone = [](const Trial& trial, int quicker) { return trial.way() == quicker ? 1.0 : 2.0; };
-  for (int use = 0; use < 50 + 12; ++use) {
+  for (int use = 0; use < 50 + 24; ++use) {
     if (one.times()) one.took(alone(one, 0));
     if (other.times()) other.took(alone(other, 1));
   }
   const auto beside = [&](const Trial& trial, const Trial& peer) {
     return trial.way() == 0 && peer.way() == 0 ? 1.0 : trial.way() == peer.way() ? 2.0 : 3.0;
   };
-  for (int use = 0; use < 50 + 12; ++use) {
+  for (int use = 0; use < 50 + 24; ++use) {
     const bool timed = one.times();
     CHECK_EQ(other.times(), timed);
     if (use < 50) CHECK(one.way() == 0 && other.way() == 1);
@@ -154,15 +172,15 @@ TEST(ranks_decide_alike) {
 /// Of one_shot and two_shot one is slow for one rank, and the other for the other rank.
 TEST(ranks_decide_by_each_others_times) {
   constexpr size_t kCount = size_t{256} << 8;
-  constexpr int kCalls = 200, kFirst = 64, kOneWay = 10, kTrial = 20;  // AllCallTrials::kTerms
+  constexpr int kCalls = 200, kFirst = 64, kOneWay = 10, kTrial = 20, kBoth = 40;  // AllCallTrials::kTerms
   run_well(
       2, Between::stages,
       [&](Communicator& group) {
         Floats data(kCount);
         for (int call = 0; call < kCalls; ++call) {
           const int use = call - kFirst;
-          const bool first = use < kOneWay;
-          jump_ns = use >= 0 && use < kTrial && first == (group.rank() == 0) ? 5'000'000 : 0;
+          const bool first = use % kTrial < kOneWay;
+          jump_ns = use >= 0 && use < kBoth && first == (group.rank() == 0) ? 5'000'000 : 0;
           data.values.assign(kCount, static_cast<float>(group.rank() + call));
           group.run(data.sum());
           CHECK(data.values == std::vector<float>(kCount, static_cast<float>(2 * call + 1)));
