@@ -22,7 +22,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   const ReduceLaunch launch = counted.copies ? other_launch(DType::uint8, ReduceOp::bor) : reduce_launch(dtype, op);
   if (launch == nullptr) return cudaErrorInvalidValue;
   if (args->count == 0 || nothing) return cudaSuccess;
-  return launch(&counted.args, static_cast<cudaStream_t>(stream));
+  return launch(&counted.args, op, static_cast<cudaStream_t>(stream));
 }
 
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
@@ -51,7 +51,7 @@ int load() {
       const auto op = static_cast<ReduceOp>(o);
       const ReduceLaunch reduction = reduce_launch(dtype, op);
       const PullLaunch pull = supports(dtype, op) ? pull_launch(dtype, op) : nullptr;
-      cudaError_t refused = reduction == nullptr ? cudaSuccess : reduction(nullptr, nullptr);
+      cudaError_t refused = reduction == nullptr ? cudaSuccess : reduction(nullptr, op, nullptr);
       if (refused == cudaSuccess && pull != nullptr) refused = pull(nullptr, nullptr);
       if (refused != cudaSuccess) return refused;
     }

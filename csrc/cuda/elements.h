@@ -11,6 +11,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/dtype.h"
+
 #if defined(__CUDACC__)
 #define RINGLET_BOTH __host__ __device__ __forceinline__
 #define RINGLET_UNROLL _Pragma("unroll")  // or arrays would lie in memory, not in registers
@@ -179,9 +181,8 @@ inline constexpr bool kIsComplex = false;
 template <class Real>
 inline constexpr bool kIsComplex<Complex<Real>> = true;
 
-// An operation may take whole words of memory where it is bitwise.
+// An operation on two values; what a kernel is compiled for is one of the three sets of them below.
 struct Sum {
-  static constexpr bool kBitwise = false;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     return static_cast<V>(a + b);
@@ -189,7 +190,6 @@ struct Sum {
 };
 
 struct Product {
-  static constexpr bool kBitwise = false;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     if constexpr (kIsComplex<E>) {
@@ -213,7 +213,6 @@ RINGLET_BOTH V united(V a, V b) {
 }
 
 struct Min {
-  static constexpr bool kBitwise = false;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     if constexpr (kIsInteger<E>) {
@@ -225,7 +224,6 @@ struct Min {
 };
 
 struct Max {
-  static constexpr bool kBitwise = false;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     if constexpr (kIsInteger<E>) {
@@ -237,7 +235,6 @@ struct Max {
 };
 
 struct And {
-  static constexpr bool kBitwise = true;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     return a & b;
@@ -245,7 +242,6 @@ struct And {
 };
 
 struct Or {
-  static constexpr bool kBitwise = true;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     return a | b;
@@ -253,10 +249,57 @@ struct Or {
 };
 
 struct Xor {
-  static constexpr bool kBitwise = true;
   template <class E, class V>
   static RINGLET_BOTH V apply(V a, V b) {
     return a ^ b;
+  }
+};
+
+// What kernels are compiled for. which() calls `act` with the operation that `op` means among them: all threads take the
+// same branch, and the sums of floats, which count most, have none. kLinear: sums, which may be scaled and divided, are
+// among them. kBitwise: whole words of memory can be taken, whatever they are made of.
+
+struct Sums {
+  static constexpr bool kLinear = true, kBitwise = false;
+  template <class Act>
+  static RINGLET_BOTH void which(ReduceOp, const Act& act) {
+    act(Sum());
+  }
+};
+
+struct Products {
+  static constexpr bool kLinear = false, kBitwise = false;
+  template <class Act>
+  static RINGLET_BOTH void which(ReduceOp, const Act& act) {
+    act(Product());
+  }
+};
+
+struct Arithmetic {
+  static constexpr bool kLinear = true, kBitwise = false;
+  template <class Act>
+  static RINGLET_BOTH void which(ReduceOp op, const Act& act) {
+    switch (op) {
+      case ReduceOp::product: return act(Product());
+      case ReduceOp::min: return act(Min());
+      case ReduceOp::max: return act(Max());
+      default: return act(Sum());
+    }
+  }
+};
+
+/// Those of integers' bits; and all of booleans, which are bytes of 0 or 1.
+struct Bitwise {
+  static constexpr bool kLinear = false, kBitwise = true;
+  template <class Act>
+  static RINGLET_BOTH void which(ReduceOp op, const Act& act) {
+    switch (op) {
+      case ReduceOp::bxor: return act(Xor());
+      case ReduceOp::band:
+      case ReduceOp::product:
+      case ReduceOp::min: return act(And());
+      default: return act(Or());
+    }
   }
 };
 

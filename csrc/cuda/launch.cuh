@@ -13,7 +13,7 @@ namespace ringlet::cuda {
 
 /// Without arguments they only load their kernels: one that is loaded at its first launch waits for kernels that run, and
 /// these may wait for it.
-using ReduceLaunch = cudaError_t (*)(const ReduceArgs* args, cudaStream_t stream);
+using ReduceLaunch = cudaError_t (*)(const ReduceArgs* args, ReduceOp op, cudaStream_t stream);
 using PullLaunch = cudaError_t (*)(const PullArgs* args, cudaStream_t stream);
 
 ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
@@ -70,36 +70,36 @@ cudaError_t load_kernel(void (*kernel)(Args)) {
 __device__ inline size_t thread_index() { return size_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ inline size_t thread_count() { return size_t{gridDim.x} * kThreads; }
 
-template <class E, class Op, int kMost>
+template <class E, class Ops, int kMost>
 __global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2)
     reduce_kernel(const __grid_constant__ ReduceWork<kMost> work) {
-  reduce_as_thread<E, Op, kMost>(work, thread_index(), thread_count());
+  reduce_as_thread<E, Ops, kMost>(work, thread_index(), thread_count());
 }
 
-template <class E, class Op, int kMost>
-cudaError_t launch_work(const ReduceArgs& args, cudaStream_t stream) {
-  const ReduceWork<kMost> work = make_work<kMost>(args, sizeof(typename E::Bits));
+template <class E, class Ops, int kMost>
+cudaError_t launch_work(const ReduceArgs& args, ReduceOp op, cudaStream_t stream) {
+  const ReduceWork<kMost> work = make_work<kMost>(args, op, sizeof(typename E::Bits));
   const size_t edges = work.count - work.packs * kPerPack<E>;
   unsigned blocks = 0;
   int resident = 0;
-  cudaError_t refused = count_resident<reduce_kernel<E, Op, kMost>>(&resident);
+  cudaError_t refused = count_resident<reduce_kernel<E, Ops, kMost>>(&resident);
   if (refused != cudaSuccess) return refused;
-  refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Op>, resident, &blocks);
+  refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Ops>, resident, &blocks);
   if (refused != cudaSuccess) return refused;
-  return launch(reduce_kernel<E, Op, kMost>, blocks, stream, work);
+  return launch(reduce_kernel<E, Ops, kMost>, blocks, stream, work);
 }
 
 struct LaunchReduce {
   using Function = ReduceLaunch;
-  template <class E, class Op>
+  template <class E, class Ops>
   static Function get() {
-    return [](const ReduceArgs* args, cudaStream_t stream) {
+    return [](const ReduceArgs* args, ReduceOp op, cudaStream_t stream) {
       if (args == nullptr) {
-        const cudaError_t refused = load_kernel(reduce_kernel<E, Op, 2>);
-        return refused == cudaSuccess ? load_kernel(reduce_kernel<E, Op, kMostSources>) : refused;
+        const cudaError_t refused = load_kernel(reduce_kernel<E, Ops, 2>);
+        return refused == cudaSuccess ? load_kernel(reduce_kernel<E, Ops, kMostSources>) : refused;
       }
       const bool pair = args->n == 2 && args->scaled_source < 0 && args->divisor == 1;
-      return pair ? launch_work<E, Op, 2>(*args, stream) : launch_work<E, Op, kMostSources>(*args, stream);
+      return pair ? launch_work<E, Ops, 2>(*args, op, stream) : launch_work<E, Ops, kMostSources>(*args, op, stream);
     };
   }
 };

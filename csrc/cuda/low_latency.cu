@@ -29,7 +29,7 @@ template <class E>
 __global__ void __launch_bounds__(kPullThreads, 1) low_latency_kernel(const __grid_constant__ LowArgs args) {
   __shared__ PullShared shared;
   LowBlock block{{shared}};
-  LowInterpreter<E, Sum, LowBlock>(args, block).run();
+  LowInterpreter<E, Sums, LowBlock>(args, block).run();
 }
 
 template <class E>

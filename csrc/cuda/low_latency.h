@@ -74,7 +74,7 @@ struct LowArgs : PullRanks {
   int divisor;
 };
 
-template <class E, class Op, class Block>
+template <class E, class Ops, class Block>
 class LowInterpreter : PullMeeting<Block> {
   using Meeting = PullMeeting<Block>;
 
@@ -109,7 +109,7 @@ class LowInterpreter : PullMeeting<Block> {
   static constexpr unsigned kTellAt = 64 * Block::kTurnsPerLook;  // turns of a wait
   static constexpr size_t kSequence = 2;                          // of the packets of what is called
 
-  using Sums = Values<E, Op, LowLayout::kPacketBytes / sizeof(typename E::Bits)>;
+  using Packet = Values<E, Ops, LowLayout::kPacketBytes / sizeof(typename E::Bits)>;
 
   RINGLET_BOTH uint64_t* word_at(int rank, size_t offset) const {
     return reinterpret_cast<uint64_t*>(args_.regions[rank] + offset);
@@ -185,7 +185,7 @@ class LowInterpreter : PullMeeting<Block> {
 
   /// The sum of all ranks' packets; of what is called, none.
   RINGLET_BOTH bool take(size_t i, uint64_t& sum) {
-    Sums sums;
+    Packet sums;
     RINGLET_ROLL
     for (int from = 0; from < args_.world; from += kAtOnce) {
       uint64_t values[kAtOnce];
@@ -201,12 +201,12 @@ class LowInterpreter : PullMeeting<Block> {
         }
         typename E::Bits bits[LowLayout::kPacketBytes / sizeof(typename E::Bits)];
         memcpy(bits, &values[k], sizeof bits);
-        Sums next;
+        Packet next;
         next.unpack(bits);
         if (from + k == 0) {
           sums = next;
         } else {
-          sums.combine(next);
+          sums.combine(ReduceOp::sum, next);
         }
       }
     }

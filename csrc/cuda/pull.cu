@@ -8,11 +8,11 @@
 namespace ringlet::cuda {
 namespace {
 
-template <class E, class Op>
+template <class E, class Ops>
 __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_constant__ PullArgs args) {
   __shared__ PullShared shared;
   DeviceBlock block{shared};
-  PullInterpreter<E, Op, DeviceBlock>(args, block).run();
+  PullInterpreter<E, Ops, DeviceBlock>(args, block).run();
 }
 
 struct PullTogether {
@@ -20,28 +20,28 @@ struct PullTogether {
 };
 static_assert(sizeof(PullTogether) <= 4096);  // what a kernel's parameters may have
 
-template <class E, class Op>
+template <class E, class Ops>
 __global__ void __launch_bounds__(kPullThreads, 1) pull_together_kernel(const __grid_constant__ PullTogether all) {
   __shared__ PullShared shared;
   DeviceBlock block{shared};
-  PullInterpreter<E, Op, DeviceBlock>(all.ranks[blockIdx.y], block).run();
+  PullInterpreter<E, Ops, DeviceBlock>(all.ranks[blockIdx.y], block).run();
 }
 
-template <class E, class Op>
+template <class E, class Ops>
 cudaError_t launch_together(const PullTogether& all, int count, cudaStream_t stream) {
   void* parameters[] = {const_cast<PullTogether*>(&all)};
   const dim3 grid(static_cast<unsigned>(all.ranks[0].blocks), static_cast<unsigned>(count));
-  return cudaLaunchKernel(reinterpret_cast<const void*>(pull_together_kernel<E, Op>), grid, dim3(kPullThreads),
+  return cudaLaunchKernel(reinterpret_cast<const void*>(pull_together_kernel<E, Ops>), grid, dim3(kPullThreads),
                           parameters, 0, stream);
 }
 
 struct LaunchPull {
   using Function = PullLaunch;
-  template <class E, class Op>
+  template <class E, class Ops>
   static Function get() {
     return [](const PullArgs* args, cudaStream_t stream) {
-      if (args == nullptr) return load_kernel(pull_kernel<E, Op>);
-      return launch<kPullThreads>(pull_kernel<E, Op>, static_cast<unsigned>(args->blocks), stream, *args);
+      if (args == nullptr) return load_kernel(pull_kernel<E, Ops>);
+      return launch<kPullThreads>(pull_kernel<E, Ops>, static_cast<unsigned>(args->blocks), stream, *args);
     };
   }
 };
@@ -58,8 +58,10 @@ cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, 
   PullTogether all{};
   if (count < 1 || count > kMostPulledTogether) return cudaErrorInvalidValue;
   for (int q = 0; q < count; ++q) all.ranks[q] = ranks[q];
-  if (dtype == DType::int32 && op == ReduceOp::sum) return launch_together<Integer<int32_t>, Sum>(all, count, stream);
-  if (dtype == DType::uint8 && op == ReduceOp::bor) return launch_together<Integer<uint8_t>, Or>(all, count, stream);
+  if (dtype == DType::int32 && op == ReduceOp::sum)
+    return launch_together<Integer<int32_t>, Arithmetic>(all, count, stream);
+  if (dtype == DType::uint8 && op == ReduceOp::bor)
+    return launch_together<Integer<uint8_t>, Bitwise>(all, count, stream);
   return cudaErrorInvalidValue;
 }
 

@@ -53,8 +53,9 @@ struct PullArgs : PullRanks {
   size_t length;  // elements of a chunk ...
   size_t longer;  // ... of which the first so many have one more
   size_t size;    // bytes of an element
-  double scale;   // premul_sum's, of this rank
-  int divisor;    // of finished sums
+  ReduceOp op;
+  double scale;  // premul_sum's, of this rank
+  int divisor;   // of finished sums
   bool premul;
   // This rank's own, moved so that chunk 0 would lie there.
   const std::byte* input;
@@ -78,7 +79,7 @@ struct PullShared {
   PullSource sources[144];
 };
 
-template <class E, class Op, class Block>
+template <class E, class Ops, class Block>
 class PullInterpreter : PullMeeting<Block> {
   using Meeting = PullMeeting<Block>;
 
@@ -244,6 +245,7 @@ class PullInterpreter : PullMeeting<Block> {
     work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk)) + further;
     work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, Home::output, chunk)) : nullptr;
     work.n = step.sources;
+    work.op = args_.op;
     work.scale = args_.scale;
     work.scaled_source = -1;
     work.divisor = step.finish ? args_.divisor : 1;
@@ -289,13 +291,13 @@ class PullInterpreter : PullMeeting<Block> {
 
   /// With half as many packs under way as a reduction alone has: a block has twice the threads.
   RINGLET_BOTH static void move(const ReduceWork<kMostRanks>& work, size_t thread, size_t threads) {
-    constexpr int kPacks = kPacksAtOnce<E, Op> / 2;
+    constexpr int kPacks = kPacksAtOnce<E, Ops> / 2;
     if (is_copy(work)) {
       copy_as_thread(work, thread, threads);
     } else if (work.n == 2 && work.scaled_source < 0 && work.divisor == 1) {
-      reduce_as_thread<E, Op, kMostRanks, /*kPair=*/true, kPacks>(work, thread, threads);
+      reduce_as_thread<E, Ops, kMostRanks, /*kPair=*/true, kPacks>(work, thread, threads);
     } else {
-      reduce_as_thread<E, Op, kMostRanks, /*kPair=*/false, kPacks>(work, thread, threads);
+      reduce_as_thread<E, Ops, kMostRanks, /*kPair=*/false, kPacks>(work, thread, threads);
     }
   }
 

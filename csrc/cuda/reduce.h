@@ -33,6 +33,7 @@ struct ReduceWork {
   int n;
   int scaled_source;
   int divisor;
+  ReduceOp op;
   const std::byte* srcs[kMost];
 };
 
@@ -58,9 +59,9 @@ RINGLET_BOTH void find_packs(ReduceWork<kMost>& work, Size size, bool alike) {
 }
 
 template <int kMost>
-ReduceWork<kMost> make_work(const ReduceArgs& args, size_t size) {
-  ReduceWork<kMost> work{args.dst, args.dst2,          args.count,   0, 0, args.scale,
-                         args.n,   args.scaled_source, args.divisor, {}};
+ReduceWork<kMost> make_work(const ReduceArgs& args, ReduceOp op, size_t size) {
+  ReduceWork<kMost> work{args.dst, args.dst2,          args.count,   0,  0, args.scale,
+                         args.n,   args.scaled_source, args.divisor, op, {}};
   for (int i = 0; i < args.n; ++i) work.srcs[i] = args.srcs[i];
   bool alike = true;
   for (int i = 0; i < args.n; ++i) alike = alike && past_pack(args.srcs[i]) == past_pack(args.dst);
@@ -72,16 +73,16 @@ template <class E>
 inline constexpr size_t kPerPack = kPackBytes / sizeof(typename E::Bits);
 
 /// The memory image of a pack or, with kCount 1, of one element, and what is computed with it.
-template <class E, class Op, size_t kCount>
+template <class E, class Ops, size_t kCount>
 struct Values {
   using Bits = typename E::Bits;
-  using Held = std::conditional_t<Op::kBitwise, Bits, typename E::Value>;
+  using Held = std::conditional_t<Ops::kBitwise, Bits, typename E::Value>;
   Held held[kCount];
 
   RINGLET_BOTH void unpack(const Bits* bits) {
     RINGLET_UNROLL
     for (size_t i = 0; i < kCount; ++i) {
-      if constexpr (Op::kBitwise) {
+      if constexpr (Ops::kBitwise) {
         held[i] = bits[i];
       } else {
         held[i] = E::widen(bits[i]);
@@ -91,7 +92,7 @@ struct Values {
   RINGLET_BOTH void pack(Bits* bits) const {
     RINGLET_UNROLL
     for (size_t i = 0; i < kCount; ++i) {
-      if constexpr (Op::kBitwise) {
+      if constexpr (Ops::kBitwise) {
         bits[i] = held[i];
       } else {
         bits[i] = E::narrow(held[i]);
@@ -108,9 +109,11 @@ struct Values {
     this->pack(bits);
     memcpy(&pack, bits, sizeof bits);
   }
-  RINGLET_BOTH void combine(const Values& next) {
-    RINGLET_UNROLL
-    for (size_t i = 0; i < kCount; ++i) held[i] = Op::template apply<E>(held[i], next.held[i]);
+  RINGLET_BOTH void combine(ReduceOp op, const Values& next) {
+    Ops::which(op, [&](auto one) {
+      RINGLET_UNROLL
+      for (size_t i = 0; i < kCount; ++i) held[i] = decltype(one)::template apply<E>(held[i], next.held[i]);
+    });
   }
   RINGLET_BOTH void scale(double factor) {
     if constexpr (!kIsInteger<E>) {
@@ -133,16 +136,19 @@ struct Values {
 };
 
 /// What a bitwise operation combines is words, whatever they are made of.
-template <class E, class Op>
-using PackElement = std::conditional_t<Op::kBitwise, Integer<uint32_t>, E>;
+template <class E, class Ops>
+using PackElement = std::conditional_t<Ops::kBitwise, Integer<uint32_t>, E>;
+
+template <class E, class Ops>
+inline constexpr bool kIsSmall = std::is_same_v<Ops, Arithmetic> && sizeof(typename E::Bits) < 4;
 
 /// How many sources are loaded before the first is combined: each is a way to memory and back, perhaps another GPU's.
-/// Small integers are widened, and have no registers for more.
-template <class E, class Op>
-inline constexpr int kSourcesAtOnce = kIsInteger<E> && !Op::kBitwise && sizeof(typename E::Bits) < 4 ? 2 : 4;
+/// Small numbers are widened, and have no registers for more beside code for each operation.
+template <class E, class Ops>
+inline constexpr int kSourcesAtOnce = kIsSmall<E, Ops> ? 2 : 4;
 
 /// kPacks packs, `apart` from each other, from pack `at` on. `kPair`: two sources, no scale, no divisor.
-template <class E, class Op, int kMost, bool kPair, int kPacks>
+template <class E, class Ops, int kMost, bool kPair, int kPacks>
 class CombinePacks {
  public:
   RINGLET_BOTH CombinePacks(const ReduceWork<kMost>& work, size_t at, size_t apart)
@@ -164,10 +170,10 @@ class CombinePacks {
   }
 
  private:
-  using Part = PackElement<E, Op>;
-  using Parts = Values<Part, Op, kPerPack<Part>>;
-  static constexpr bool kLinear = !kPair && std::is_same_v<Op, Sum>;
-  static constexpr int kMany = kSourcesAtOnce<E, Op>;
+  using Part = PackElement<E, Ops>;
+  using Parts = Values<Part, Ops, kPerPack<Part>>;
+  static constexpr bool kLinear = !kPair && Ops::kLinear;
+  static constexpr int kMany = kSourcesAtOnce<E, Ops>;
   static_assert(kMany == 4 || kMany == 2);  // so what is left is less than 4
 
   /// From `first` on, in their order.
@@ -193,7 +199,7 @@ class CombinePacks {
         if (s == 0 && first == 0) {
           sums_[p] = next;
         } else {
-          sums_[p].combine(next);
+          sums_[p].combine(work_.op, next);
         }
       }
     }
@@ -220,11 +226,11 @@ class CombinePacks {
 
 /// kCount elements, `apart` from each other, from `element` on. What is not aligned is loaded one element at a time, and
 /// several are under way as packs are.
-template <class E, class Op, int kMost, bool kPair, int kCount>
+template <class E, class Ops, int kMost, bool kPair, int kCount>
 RINGLET_BOTH void combine_elements(const ReduceWork<kMost>& work, size_t element, size_t apart) {
   using Bits = typename E::Bits;
-  constexpr bool kLinear = !kPair && std::is_same_v<Op, Sum>;
-  const auto load = [&](int source, Values<E, Op, kCount>& values) {
+  constexpr bool kLinear = !kPair && Ops::kLinear;
+  const auto load = [&](int source, Values<E, Ops, kCount>& values) {
     Bits bits[kCount];
     RINGLET_UNROLL
     for (int i = 0; i < kCount; ++i) {
@@ -235,13 +241,13 @@ RINGLET_BOTH void combine_elements(const ReduceWork<kMost>& work, size_t element
       if (work.scaled_source == source) values.scale(work.scale);
     }
   };
-  Values<E, Op, kCount> sums;
+  Values<E, Ops, kCount> sums;
   load(0, sums);
   const int sources = kPair ? 2 : work.n;
   for (int source = 1; source < sources; ++source) {
-    Values<E, Op, kCount> next;
+    Values<E, Ops, kCount> next;
     load(source, next);
-    sums.combine(next);
+    sums.combine(work.op, next);
   }
   if constexpr (kLinear) {
     if (work.divisor != 1) sums.divide(work.divisor);
@@ -257,34 +263,34 @@ RINGLET_BOTH void combine_elements(const ReduceWork<kMost>& work, size_t element
 }
 
 /// Packs that a thread has under way at once, per source: bytes in flight are what memory bandwidth is made of. Fewer
-/// where a pack takes more registers: in small floats it is widened, and a complex product keeps both factors.
-template <class E, class Op>
-inline constexpr int kPacksAtOnce = !Op::kBitwise && (sizeof(typename E::Bits) == 1 || kIsComplex<E>) ? 2 : 4;
+/// where a pack takes more registers: small numbers are widened, and a complex product keeps both factors.
+template <class E, class Ops>
+inline constexpr int kPacksAtOnce = kIsSmall<E, Ops> || kIsComplex<E> ? 2 : 4;
 
 /// Elements that are not in packs, of which a thread has so many under way at once. More of the float8s would be spilt.
-template <class E, class Op>
+template <class E, class Ops>
 inline constexpr int kElementsAtOnce =
     sizeof(typename E::Bits) == 1 && !kIsInteger<E>                                   ? 2
     : sizeof(typename E::Bits) == 1 || sizeof(typename E::Bits) >= 8 || kIsComplex<E> ? 4
                                                                                       : 8;
 
-template <class E, class Op, int kMost, bool kPair = kMost == 2, int kPacks = kPacksAtOnce<E, Op>>
+template <class E, class Ops, int kMost, bool kPair = kMost == 2, int kPacks = kPacksAtOnce<E, Ops>>
 RINGLET_BOTH void reduce_as_thread(const ReduceWork<kMost>& work, size_t thread, size_t threads) {
   size_t pack = thread;
   for (; pack + (kPacks - 1) * threads < work.packs; pack += kPacks * threads) {
-    CombinePacks<E, Op, kMost, kPair, kPacks>(work, pack, threads).run();
+    CombinePacks<E, Ops, kMost, kPair, kPacks>(work, pack, threads).run();
   }
-  for (; pack < work.packs; pack += threads) CombinePacks<E, Op, kMost, kPair, 1>(work, pack, threads).run();
+  for (; pack < work.packs; pack += threads) CombinePacks<E, Ops, kMost, kPair, 1>(work, pack, threads).run();
   const size_t packed = work.packs * kPerPack<E>, rest = work.count - packed;
   size_t i = thread;
   if (packed == 0) {
-    constexpr int kCount = kElementsAtOnce<E, Op>;
+    constexpr int kCount = kElementsAtOnce<E, Ops>;
     for (; i + (kCount - 1) * threads < rest; i += kCount * threads) {
-      combine_elements<E, Op, kMost, kPair, kCount>(work, i, threads);
+      combine_elements<E, Ops, kMost, kPair, kCount>(work, i, threads);
     }
   }
   for (; i < rest; i += threads) {
-    combine_elements<E, Op, kMost, kPair, 1>(work, i < work.head ? i : i + packed, threads);
+    combine_elements<E, Ops, kMost, kPair, 1>(work, i < work.head ? i : i + packed, threads);
   }
 }
 

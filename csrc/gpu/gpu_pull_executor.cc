@@ -238,6 +238,9 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   args.premul = call.op == ReduceOp::premul_sum;
+  // A collective that combines nothing copies bytes, which any of the kernels does.
+  const bool reduces = is_reduction(call.collective);
+  args.op = reduces ? call.op : ReduceOp::bor;
   const size_t whole = (args.length * args.parts + args.longer) * args.size;
   args.blocks = whole <= kFewBytes ? std::min(kFewBlocks, setup_.blocks) : setup_.blocks;
   args.staged = staged.program;
@@ -249,10 +252,7 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   }
   place(layout, readable, args);
   last_ = describe(call);
-  // A collective that combines nothing copies bytes, which any of the kernels does.
-  const bool reduces = is_reduction(call.collective);
-  check_device(device_,
-               device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
+  check_device(device_, device_.pull(&args, reduces ? call.dtype : DType::uint8, args.op, stream),
                "launching a pull kernel");
 }
 

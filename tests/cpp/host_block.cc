@@ -8,11 +8,11 @@ namespace {
 
 struct RunPull {
   using Function = PullRun;
-  template <class E, class Op>
+  template <class E, class Ops>
   static Function get() {
     return [](const cuda::PullArgs& args, int index) {
       HostBlock block(index);
-      cuda::PullInterpreter<E, Op, HostBlock>(args, block).run();
+      cuda::PullInterpreter<E, Ops, HostBlock>(args, block).run();
     };
   }
 };
@@ -20,7 +20,7 @@ struct RunPull {
 template <class E>
 void run_low_latency(const cuda::LowArgs& args, int index) {
   HostBlock block(index);
-  cuda::LowInterpreter<E, cuda::Sum, HostBlock>(args, block).run();
+  cuda::LowInterpreter<E, cuda::Sums, HostBlock>(args, block).run();
 }
 
 }  // namespace

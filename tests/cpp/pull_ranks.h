@@ -49,8 +49,8 @@ inline bool in_teams = false;
 inline int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
   last_args = *args;
   if (in_teams) {
-    const auto run = dtype == DType::int32 ? team_block::pull<cuda::Integer<int32_t>, cuda::Sum>
-                                           : team_block::pull<cuda::Integer<uint8_t>, cuda::Or>;
+    const auto run = dtype == DType::int32 ? team_block::pull<cuda::Integer<int32_t>, cuda::Arithmetic>
+                                           : team_block::pull<cuda::Integer<uint8_t>, cuda::Bitwise>;
     launches[args->rank].push_back([args = *args, run] { run(args); });
     return 0;
   }

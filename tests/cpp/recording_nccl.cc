@@ -66,7 +66,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   const std::vector<const std::byte*> srcs(args->srcs, args->srcs + args->n);
   const ReduceArgs counted = cuda::in_counted(*args, dtype, op).args;
   const size_t size = args->count == 0 ? 1 : args->count * element_size(dtype) / counted.count;
-  machine->one_by_one += cuda::make_work<cuda::kMostSources>(counted, size).packs == 0 && args->count >= 64;
+  machine->one_by_one += cuda::make_work<cuda::kMostSources>(counted, op, size).packs == 0 && args->count >= 64;
   of(stream)->items.push_back({.act = [args = *args, srcs, dtype, op]() mutable {
     args.srcs = srcs.data();
     reduce_kernel(dtype, op)(args);

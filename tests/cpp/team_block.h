@@ -112,15 +112,15 @@ void run_blocks(const Args& args, Run run) {
   for (std::thread& thread : threads) thread.join();
 }
 
-template <class E, class Op>
+template <class E, class Ops>
 void pull(const cuda::PullArgs& given) {
   run_blocks(given,
-             [](const auto& args, TeamBlock& block) { cuda::PullInterpreter<E, Op, TeamBlock>(args, block).run(); });
+             [](const auto& args, TeamBlock& block) { cuda::PullInterpreter<E, Ops, TeamBlock>(args, block).run(); });
 }
 
 inline void low_latency(const cuda::LowArgs& given) {
   run_blocks(given, [](const auto& args, TeamBlock& block) {
-    cuda::LowInterpreter<cuda::Float32, cuda::Sum, TeamBlock>(args, block).run();
+    cuda::LowInterpreter<cuda::Float32, cuda::Sums, TeamBlock>(args, block).run();
   });
 }
 
