@@ -118,7 +118,7 @@ struct Finish {
 };
 
 template <class T, class Combine>
-T reduce_scalars(ReduceOp op, std::vector<T> values, const Finish& finish, Combine combine) {
+T reduce_scalars(ReduceOp op, std::vector<T>& values, const Finish& finish, Combine combine) {
   using Real = decltype(std::real(T{}));
   if constexpr (!std::is_integral_v<T>) {
     if (finish.scaled_source >= 0) {
@@ -155,9 +155,9 @@ void put(Bytes& bytes, size_t i, T value) {
 
 template <class T, class Combine>
 void reference_as(ReduceOp op, const std::vector<Bytes>& srcs, const Finish& finish, Bytes& out, Combine combine) {
+  std::vector<T> values(srcs.size());
   for (size_t i = 0; i < out.size() / sizeof(T); ++i) {
-    std::vector<T> values;
-    for (const Bytes& src : srcs) values.push_back(get<T>(src, i));
+    for (size_t s = 0; s < srcs.size(); ++s) values[s] = get<T>(srcs[s], i);
     T result = reduce_scalars(op, values, finish, combine);
     if constexpr (std::is_floating_point_v<T>) {
       result = canonical(result);
@@ -170,9 +170,9 @@ void reference_as(ReduceOp op, const std::vector<Bytes>& srcs, const Finish& fin
 
 template <class Code>
 void reference_small(const Format& f, ReduceOp op, const std::vector<Bytes>& srcs, const Finish& finish, Bytes& out) {
+  std::vector<float> values(srcs.size());
   for (size_t i = 0; i < out.size() / sizeof(Code); ++i) {
-    std::vector<float> values;
-    for (const Bytes& src : srcs) values.push_back(static_cast<float>(decode(f, get<Code>(src, i))));
+    for (size_t s = 0; s < srcs.size(); ++s) values[s] = static_cast<float>(decode(f, get<Code>(srcs[s], i)));
     put(out, i, static_cast<Code>(encode(f, reduce_scalars(op, values, finish, combine_float<float>))));
   }
 }
