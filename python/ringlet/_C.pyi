@@ -57,6 +57,8 @@ class Work:
 class DeviceWork(Work):
     """Handle of an asynchronous call on a GPU's tensors."""
 
+    def wait(self, timeout: _Timeout = None) -> None: ...
+
 # Every collective takes the same arguments, by position only; of some of them it takes no notice.
 def all_reduce(
     group: Group, output: _Tensors, input: _Tensors, op: str, algorithm: str, root: int, timeout: _Timeout,
