@@ -179,7 +179,7 @@ PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
     const GilReleased unlocked;
     return enqueue(group, calls);
   }();
-  if (calls.async) return py::cast(DeviceWork::make(std::move(enqueued))).release().ptr();
+  if (calls.async) return py::cast(std::make_shared<DeviceWork>(std::move(enqueued))).release().ptr();
   Py_RETURN_NONE;
 }
 

@@ -59,14 +59,6 @@ void Enqueued::wait() const {
   done->block(guard.getStream(stream.device()));
 }
 
-std::shared_ptr<DeviceWork> DeviceWork::make(Enqueued calls) {
-  const std::shared_ptr<DeviceWork> made(new DeviceWork(std::move(calls)));
-  made->calls.work->note_end([handle = std::weak_ptr(made)](const std::exception_ptr& error) {
-    if (const auto held = handle.lock()) held->complete(error);
-  });
-  return made;
-}
-
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   const c10::DeviceGuard current(calls.device);
   const VirtualGuardImpl guard(calls.device.type());

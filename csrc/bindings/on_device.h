@@ -48,15 +48,17 @@ struct Enqueued {
 
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls);
 
-/// Their handle in Python: complete when they are.
+/// Their handle in Python. It looks at them when it is asked, so it is complete as soon as they are.
 class DeviceWork final : public Work {
  public:
-  static std::shared_ptr<DeviceWork> make(Enqueued calls);
+  explicit DeviceWork(Enqueued enqueued) : calls(std::move(enqueued)) {}
 
   const Enqueued calls;
 
  private:
-  explicit DeviceWork(Enqueued enqueued) : calls(std::move(enqueued)) {}
+  void help() override {
+    if (calls.work->done()) complete(nullptr);  // nobody asks it for an error: wait() is that of `calls`
+  }
 };
 
 /// Describes what calls on that device run on. The first time all ranks must call it, as they make a first call.

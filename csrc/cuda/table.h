@@ -2,7 +2,7 @@
 //
 // `Run::get<E, Ops>()` gives an instance as a Run::Function that takes ReduceArgs first: a launch on the device, a loop
 // over threads in a test. Three tables, so that three files compile at once. Null where another table, or none, serves.
-// Only the sums of floats have instances of their own: one for each operation would take three times as long to compile.
+// Only the sums of floats have instances of their own: one for each operation would take far longer to compile.
 #pragma once
 
 #include "cuda/reduce.h"
