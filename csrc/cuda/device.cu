@@ -29,8 +29,8 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
   return cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream));
 }
 
-int pull(const PullArgs* args, DType dtype, ReduceOp op, void* stream) {
-  const PullLaunch launch = supports(dtype, op) ? pull_launch(dtype, op) : nullptr;
+int pull(const PullArgs* args, DType dtype, void* stream) {
+  const PullLaunch launch = supports(dtype, args->op) ? pull_launch(dtype, args->op) : nullptr;
   return launch == nullptr ? cudaErrorInvalidValue : launch(args, static_cast<cudaStream_t>(stream));
 }
 
@@ -180,8 +180,8 @@ constexpr RingletCudaDevice kDevice = {
     kMostSources,
     copy,
     pull,
-    [](const PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) -> int {
-      return launch_pull_together(ranks, count, dtype, op, static_cast<cudaStream_t>(stream));
+    [](const PullArgs* ranks, int count, DType dtype, void* stream) -> int {
+      return launch_pull_together(ranks, count, dtype, static_cast<cudaStream_t>(stream));
     },
     exchange,
     low_latency,

@@ -53,13 +53,12 @@ struct RingletCudaDevice {
   int (*reduce)(const ringlet::ReduceArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
   int most_sources;
   int (*copy)(void* dst, const void* src, size_t bytes, void* stream);
-  /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
-  int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
+  /// Runs a plan on peers' memory, whose elements are of `dtype`.
+  int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, void* stream);
 
   /// That of up to three ranks that share the device, in one launch, for tools that run one kernel at a time. Only
   /// int32's sums and what copies.
-  int (*pull_together)(const ringlet::cuda::PullArgs* ranks, int count, ringlet::DType dtype, ringlet::ReduceOp op,
-                       void* stream);
+  int (*pull_together)(const ringlet::cuda::PullArgs* ranks, int count, ringlet::DType dtype, void* stream);
 
   /// An all-to-all on peers' memory.
   int (*exchange)(const ringlet::cuda::ExchangeArgs* args, void* stream);

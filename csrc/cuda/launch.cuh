@@ -24,7 +24,7 @@ PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 cudaError_t launch_exchange(const ExchangeArgs* args, cudaStream_t stream);
 
 constexpr int kMostPulledTogether = 3;
-cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream);
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, cudaStream_t stream);
 
 constexpr int kThreads = 256;
 

@@ -54,9 +54,10 @@ PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept {
   return find_other<LaunchPull>(dtype, op);
 }
 
-cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream) {
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, cudaStream_t stream) {
   PullTogether all{};
   if (count < 1 || count > kMostPulledTogether) return cudaErrorInvalidValue;
+  const ReduceOp op = ranks->op;
   for (int q = 0; q < count; ++q) all.ranks[q] = ranks[q];
   if (dtype == DType::int32 && op == ReduceOp::sum)
     return launch_together<Integer<int32_t>, Arithmetic>(all, count, stream);

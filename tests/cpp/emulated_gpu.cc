@@ -245,15 +245,15 @@ void note_blocks(const cuda::PullRanks& args) {
   }
 }
 
-int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+int pull(const cuda::PullArgs* args, DType dtype, void* stream) {
   note_blocks(*args);
   if (args->in_place.steps != nullptr) ++in_place;
-  of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
+  of(stream).put([args = *args, run = host_block::find_pull(dtype, args->op)] { host_block::run_blocks(args, run); });
   return 0;
 }
 
-int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) {
-  of(stream).put([all = std::vector(ranks, ranks + count), run = host_block::find_pull(dtype, op)] {
+int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, void* stream) {
+  of(stream).put([all = std::vector(ranks, ranks + count), run = host_block::find_pull(dtype, ranks->op)] {
     std::vector<std::thread> threads;
     for (const cuda::PullArgs& args : all) threads.emplace_back([&args, run] { host_block::run_blocks(args, run); });
     for (std::thread& thread : threads) thread.join();

@@ -46,7 +46,7 @@ inline cuda::PullArgs last_args;  // of what was launched
 /// Whether blocks are teams of threads; then of int32's sums only, and of what only copies.
 inline bool in_teams = false;
 
-inline int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
+inline int pull(const cuda::PullArgs* args, DType dtype, void*) {
   last_args = *args;
   if (in_teams) {
     const auto run = dtype == DType::int32 ? team_block::pull<cuda::Integer<int32_t>, cuda::Arithmetic>
@@ -54,7 +54,7 @@ inline int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
     launches[args->rank].push_back([args = *args, run] { run(args); });
     return 0;
   }
-  launches[args->rank].push_back([args = *args, run = find_pull(dtype, op)] { run_blocks(args, run); });
+  launches[args->rank].push_back([args = *args, run = find_pull(dtype, args->op)] { run_blocks(args, run); });
   return 0;
 }
 

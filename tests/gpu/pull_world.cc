@@ -23,11 +23,11 @@ int blocks_for(int world, int most) {
 /// Of ranks whose kernels are one launch: what those have given that came so far.
 std::vector<cuda::PullArgs> gathered;
 
-int gather(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+int gather(const cuda::PullArgs* args, DType dtype, void* stream) {
   gathered.push_back(*args);
   if (gathered.size() < static_cast<size_t>(args->world)) return 0;
   const std::vector<cuda::PullArgs> all = std::exchange(gathered, {});
-  return device().pull_together(all.data(), args->world, dtype, op, stream);
+  return device().pull_together(all.data(), args->world, dtype, stream);
 }
 
 const RingletCudaDevice& pull_device(const Options& options) {

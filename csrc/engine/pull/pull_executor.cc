@@ -1,7 +1,6 @@
 #include "engine/pull/pull_executor.h"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 
 #include "base/partition.h"
@@ -14,30 +13,6 @@ namespace {
 constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
 // Two epochs count as complete before the first epoch, so flow control has no special case at the start.
 constexpr uint64_t kFirstEpoch = 2;
-
-// A store to a line that another core has read waits until that core has given the line up. Between distant cores of an
-// AMD Zen 4 such stores hardly overlap, and are many times slower than the peer's reads. A store past the caches does
-// not wait, but the reader fetches the line from memory, which is slower than from a near core's cache. So the ranks try
-// both for calls of like size, and each keeps what took it less time to stage and to combine, without its waits. All try
-// the same way at the same calls, because what a way costs the reader is a part of it, and so pauses are of one length.
-// What a way costs also depends on how the staging area was written before, so each way first goes twice around the
-// area, or for 128 calls (docs/decisions/0075-a-way-is-timed-in-its-own-wake.md).
-constexpr int kPast = 1;
-constexpr Trial::Terms copy_terms(size_t bytes) {
-  const auto settling = static_cast<unsigned>(std::clamp<size_t>(2 * RegionLayout::kStagingBytes / bytes, 8, 128));
-  const unsigned pause = std::max(1024U, 64 * settling);
-  return {.samples = 4,
-          .settling = settling,
-          .least_pause = pause,
-          .most_pause = pause,
-          .clearly = 0.9F,
-          .first_pause = settling};
-}
-
-/// Nanoseconds, since then.
-double nanoseconds_since(Deadline::Clock::time_point began) {
-  return std::chrono::duration<double, std::nano>(Deadline::Clock::now() - began).count();
-}
 
 }  // namespace
 
@@ -55,7 +30,6 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       inputs_(world_),
       outputs_(world_),
       call_trials_(selector) {
-  for (size_t i = 0; i < copy_trials_.size(); ++i) copy_trials_[i] = Trial(2, copy_terms(size_t{1} << i));
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
   transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
 }
@@ -146,10 +120,11 @@ bool PullExecutor::proceed() {
       case Phase::steps:
         if (!run_segment()) return false;
         if (++segment_index_ == segments_) {
-          if (timed_ != nullptr) [[unlikely]]
-            timed_->took(nanoseconds_since(began_) / static_cast<double>(buffer_bytes(*call_, world_)));
-          if (timing_copies_) [[unlikely]]
-            copies_->took(spent_);
+          if (timed_ != nullptr) [[unlikely]] {
+            const std::chrono::duration<double, std::nano> taken = Deadline::Clock::now() - began_;
+            timed_->took(taken.count() / static_cast<double>(buffer_bytes(*call_, world_)));
+          }
+          staging_trials_.end();
           call_ = nullptr;
           health_.calls().end();
           return true;
@@ -202,20 +177,12 @@ void PullExecutor::choose(bool readable) {
   segment_->width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan_->parts)));
   segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment_->width));
   segment_->whole = layout.divided() && segments_ == 1;
-  choose_copies();
+  const size_t whole = buffer_bytes(call, world_);
+  staging_trials_.begin(whole, plan_->staging_buffers > 0 && hands_over_ && whole >= tuning_.timed_copy_bytes);
   health_.calls().chosen(algorithm, plan_->in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(algorithm, limit);
   take_stages();
-}
-
-/// Whether what is staged goes past the caches.
-void PullExecutor::choose_copies() {
-  const size_t bytes = buffer_bytes(*call_, world_);
-  const bool tries = plan_->staging_buffers > 0 && hands_over_ && bytes >= tuning_.timed_copy_bytes;
-  copies_ = tries ? &copy_trials_[std::min<size_t>(std::bit_width(bytes), copy_trials_.size()) - 1] : nullptr;
-  timing_copies_ = tries && copies_->times();
-  spent_ = 0;
 }
 
 /// The selector's choice. It is kept, because most calls are like the call before, and reading the rules takes time.
@@ -412,20 +379,12 @@ NextReader PullExecutor::next_reader(const PlanStep& step, size_t bytes) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
   if (!published || !hands_over_) return NextReader::self;
-  const bool past =
-      is_staging(step.to) && copies_ != nullptr && bytes >= tuning_.timed_copy_bytes && copies_->way() == kPast;
+  const bool past = is_staging(step.to) && bytes >= tuning_.timed_copy_bytes && staging_trials_.go_past();
   return past ? NextReader::nobody : NextReader::peer;
 }
 
 void PullExecutor::combine(const PlanStep& step) {
-  if (!timing_copies_) [[likely]]
-    return combine_now(step);
-  const auto began = Deadline::Clock::now();
-  combine_now(step);
-  spent_ += nanoseconds_since(began);
-}
-
-void PullExecutor::combine_now(const PlanStep& step) {
+  const StagingTrials::Timer timer(staging_trials_);
   const PullPlan& plan = *plan_;
   const Segment& segment = *segment_;
   const CallLayout& layout = segment.layout;

@@ -8,7 +8,6 @@
 // Ownership: transport and selector outlive the engine. Thread safety: one thread at a time.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "engine/engine.h"
 #include "engine/pull/call_trials.h"
 #include "engine/pull/pull_plan.h"
+#include "engine/pull/staging_trials.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
 #include "reduce/reduce.h"
@@ -79,7 +79,6 @@ class PullExecutor {
     return {collective, bytes, world_, registered && bytes > tuning_.small(world_)};
   }
   const PullPlan& plan_for(const Algorithm& algorithm, int root, bool in_place);
-  void choose_copies();
   const Algorithm& chosen_for(const Call& call, bool in_place);
   void tell(const Algorithm& algorithm, size_t limit);
   bool advance_all(const Call& call, bool first);
@@ -102,7 +101,6 @@ class PullExecutor {
   void take_stages();
   NextReader next_reader(const PlanStep& step, size_t bytes) const;
   void combine(const PlanStep& step);
-  void combine_now(const PlanStep& step);
   void copy(const PlanStep& step, const ReduceArgs& args, size_t bytes);
   void publish(uint64_t value);
   bool reach(int peer, uint64_t target);
@@ -157,15 +155,12 @@ class PullExecutor {
   CallTrials* trials_ = nullptr;  // null: nothing is tried
   Trial* timed_ = nullptr;        // the call is timed for this trial
   Deadline::Clock::time_point began_{};
-  Trial* copies_ = nullptr;  // of how to stage; null: through the caches
-  bool timing_copies_ = false;
-  double spent_ = 0;  // nanoseconds, in combining
   bool streaming_ = false, hands_over_ = false;
   std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources
 
   AllCallTrials call_trials_;
-  std::array<Trial, 24> copy_trials_;  // by size: what is staged goes through the caches, or past them
+  StagingTrials staging_trials_;
 };
 
 }  // namespace ringlet
