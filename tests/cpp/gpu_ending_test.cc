@@ -123,7 +123,7 @@ TEST_EACH(endings, bool nccl, true, false) {
 TEST_EACH(ended_beside_calls, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
   // A turn waits for the call that is inside NCCL.
-  for (int turn = 0; turn < (few_cases() || kSanitized ? 4 : 10); ++turn) {
+  for (int turn = 0; turn < (few_cases() ? 4 : 10); ++turn) {
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
       const auto group = std::make_shared<GpuGroup>(host, mine);
       std::vector<std::thread> threads;

@@ -80,7 +80,7 @@ TEST(addresses_are_those_of_the_interface) {
 /// Every pair, every kind, both directions, one thread a rank.
 void exchange_all_pairs(Group group, int connections) {
   const int world = group.world();
-  constexpr size_t kBytes = 3'000'001;
+  constexpr size_t kBytes = kSanitized ? 700'001 : 3'000'001;
   group.run([&](Mesh& mesh) {
     std::vector<Exchange> exchanges;
     for (int peer = 0; peer < world; ++peer) {

@@ -275,7 +275,7 @@ TEST(every_allocation_may_fail) {
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp, Between::mixed}) {
     for (const Case& each : kCases) {
       for (const bool later_too : {false, true}) {
-        const int world = between == Between::mixed ? 3 : 2, step = kSanitized ? 11 : few_cases() ? 5 : 1;
+        const int world = between == Between::mixed ? 3 : 2, step = kSanitized ? 23 : few_cases() ? 5 : 1;
         int n = number++ % step;
         while (try_one(each, between, world, n, later_too)) n += step;
         if (check_failures > 0)
