@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import fnmatch
+import gc
 import inspect
 import itertools
 import os
@@ -96,6 +97,12 @@ def named_in(table, item):
     file = place_of(item)
     test = f"{file}::{item.name}"
     return next((why for pattern, why in table.items() if pattern == file or fnmatch.fnmatchcase(test, pattern)), None)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: no collection looks at it again, here or in the processes forked from here."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
