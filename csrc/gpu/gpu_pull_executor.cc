@@ -252,8 +252,7 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   }
   place(layout, readable, args);
   last_ = describe(call);
-  check_device(device_, device_.pull(&args, reduces ? call.dtype : DType::uint8, stream),
-               "launching a pull kernel");
+  check_device(device_, device_.pull(&args, reduces ? call.dtype : DType::uint8, stream), "launching a pull kernel");
 }
 
 /// At the end of a region.
