@@ -123,6 +123,7 @@ class Pieces:
             self.reducer.register_comm_hook(self.group, default_hooks.allreduce_hook)
         self.merge = None
         self.elsewhere = False
+        self.transposed: set[str] = set()  # whose `.grad` the user has laid out so
         self.twins.begin(self.options, make)
         self.optimizer = None if self.in_backward else self.make_optimizer(self.model.parameters())
         self.twins.optimizers = [
@@ -173,6 +174,8 @@ class Pieces:
         if how != "keep":
             for model, _ in self.models:
                 model.zero_grad(set_to_none=how == "none")
+        if how == "none":
+            self.transposed.clear()
 
     def step(self) -> None:
         if self.optimizer is None or self.lot.random() < 0.2 or (self.merge is not None and self.merge.seen):
@@ -206,7 +209,8 @@ class Pieces:
             return
         for name in reduced:
             grad, dense = parameters[name].grad, torch.empty_like(parameters[name])
-            assert grad is None or grad.numel() < 2 or grad.stride() == dense.stride(), name
+            kept = name in self.transposed and not self.options["gradient_as_bucket_view"]
+            assert kept or grad is None or grad.numel() < 2 or grad.stride() == dense.stride(), name
         if self.reducer._channel.in_place(torch.device("cpu")):
             return  # gradients stay where autograd has put them
         for names, nbytes in zip(stats["bucket_parameters"], stats["bucket_bytes"], strict=True):

@@ -273,6 +273,7 @@ class Training(Pieces):
                     gradient = parameter.grad.detach().clone()
                     if how == "transposed" and gradient.dim() == 2:
                         gradient = gradient.t().contiguous().t()
+                        self.transposed.add(name)
                     parameter.grad.data = gradient
         self.elsewhere |= how in ("channels_last", "contiguous", "shared")
         if how in ("channels_last", "contiguous"):

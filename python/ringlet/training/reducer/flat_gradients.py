@@ -129,7 +129,7 @@ class Gradient:
             self.copy_out()
 
     def copy_out(self) -> None:
-        """Copies `view` into a `.grad` of its own."""
+        """Copies `view` into a `.grad` of its own. One that is there stays, in whatever layout its user gave it."""
         parameter = self.parameter
         if parameter.grad is None or not has_own_memory(parameter.grad):
             parameter.grad = torch.empty_like(parameter)
