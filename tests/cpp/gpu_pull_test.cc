@@ -132,8 +132,8 @@ Case case_of(Kind kind, int world) {
           kind == Kind::plan ? DType::int32 : DType::float32};
 }
 
-/// Of a rank that waits in vain, but not before its peer has looked at its call, on a busy machine, too.
-constexpr std::chrono::milliseconds kUntilPeerCame = kSanitized ? 2s : 200ms;
+/// Processor time of a rank that waits in vain, but not before its peer has looked at its call, on a busy machine, too.
+constexpr std::chrono::milliseconds kUntilPeerCame = kSanitized ? 500ms : 200ms;
 
 /// A rank that does not come: the others' blocks end within their time, say who was missing, and later ones end at
 /// once.
