@@ -26,7 +26,7 @@ struct Tuning {
   static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
   // Results of messages from this size on have left the cache before the caller reads them.
   static constexpr size_t kStreamingBytes = size_t{8} << 20;
-  // With fewer bytes what is staged past the caches gains nothing (engine/pull/pull_executor.cc;
+  // With fewer bytes what is staged past the caches gains nothing (engine/pull/staging_trials.h;
   // benchmarks/results/2026-11-26-amd-epyc-2-cores-short-copies.md).
   static constexpr size_t kTimedCopyBytes = size_t{4} << 10;
 

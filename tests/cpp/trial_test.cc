@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/pull/staging_trials.h"
 #include "ranks.h"
 
 using namespace ringlet;
@@ -194,6 +195,20 @@ TEST(ranks_decide_by_each_others_times) {
       },
       std::chrono::seconds(5));
   CHECK(ran[0] == ran[1]);
+}
+
+/// Calls of every size have a trial, those of nothing and the largest, too: a table may say from which size on.
+TEST(staging_is_tried_for_every_size) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1} << 40}) {
+    StagingTrials trials;
+    int past = 0;
+    for (int call = 0; call < 1000; ++call) {
+      trials.begin(bytes, true);
+      past += trials.go_past();
+      trials.end();
+    }
+    CHECK(past > 0 && past < 1000);
+  }
 }
 
 TEST(uses_that_were_not_timed_change_nothing) {

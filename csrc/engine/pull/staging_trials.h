@@ -32,7 +32,8 @@ class StagingTrials {
 
   /// `bytes`: of a call. `tries`: this call takes part, as it does on all ranks.
   void begin(size_t bytes, bool tries) {
-    trial_ = tries ? &by_size_[std::min<size_t>(std::bit_width(bytes), by_size_.size()) - 1] : nullptr;
+    const size_t width = std::bit_width(std::max<size_t>(bytes, 1));  // a table may let calls of nothing take part
+    trial_ = tries ? &by_size_[std::min(width, by_size_.size()) - 1] : nullptr;
     timing_ = tries && trial_->times();
     spent_ = 0;
   }
