@@ -68,6 +68,19 @@ def test_a_clipped_gradient_stays_clipped(rank, world, reproducible):
         step_both(zero, alone)
 
 
+@on("two")
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_norm_that_was_read_before_a_clip_is_not_that_after_it(rank, world, reproducible):
+    """As by a program that logs norms, and clips by Zero, and once more."""
+    for zero, alone in after_a_backward(rank, world, reproducible=reproducible):
+        assert zero.module.positions.grad.norm() > 0
+        for clip in (zero.clip_grad_norm_, lambda _, zero=zero: clip_norm(zero.module.parameters())):
+            torch.testing.assert_close(clip(0.05), clip_norm(alone.parameters()), **ROUNDING)
+            norms = [torch.linalg.vector_norm(module.positions.grad) for module in (zero.module, alone)]
+            torch.testing.assert_close(*norms, **ROUNDING)
+        step_both(zero, alone)
+
+
 @on(4, "dist:gloo")
 @pytest.mark.parametrize("foreach", [None, True])
 def test_torch_clips_on_gloo(rank, world, foreach):

@@ -160,7 +160,7 @@ class ShownGradients:
             parts = [(0, by_flat[piece.flat], piece.start, piece.stop - piece.start)]
             self._names.append("of zero.optimizer")
             self._shown.append((piece.tensor, self._made(piece.tensor, parts)))
-        self._norms: dict[float, list[torch.Tensor]] = {}
+        self._norms: dict[float, torch.Tensor] = {}  # by order: of the shards' values, without the multiplier
         self._are_there = False
 
     def _made(self, tensor: torch.Tensor, parts: list[tuple[int, UnitGradient, int, int]]) -> ShardedGradient:
@@ -259,7 +259,7 @@ class ShownGradients:
             raise InvalidUsage(f"the norm of order {order} of a sharded gradient: Zero has those of orders above 0")
         if order not in self._norms:
             self._norms[order] = self._all_norms(order)
-        norms = self._norms[order]
+        norms = self._norms[order] * self._window.multiplier()
         number = next((n for n, slot in enumerate(self._slots) if slot is gradient), None)
         if number is not None:
             found = norms[number]
@@ -270,11 +270,11 @@ class ShownGradients:
                 "clip those of the module, call zero.clip_grad_norm_(), or pass max_norm= to Zero"
             )
         else:
-            whole = torch.linalg.vector_norm(torch.stack(norms), order)
+            whole = torch.linalg.vector_norm(norms, order)
             found = whole if math.isinf(order) else whole * self._pieces ** (-1 / order)
         return found.to(gradient.device, dtype or found.dtype)
 
-    def _all_norms(self, order: float) -> list[torch.Tensor]:
+    def _all_norms(self, order: float) -> torch.Tensor:
         if self._window.reproducible and order not in (2, math.inf):
             raise InvalidUsage(
                 f"the norm of order {order} with reproducible=True, where only those of order 2 and inf do not depend "
@@ -284,8 +284,9 @@ class ShownGradients:
         double = any(unit.flat.unit.dtype is torch.float64 for unit in self._units)
         norms = torch.zeros(len(self._slots), dtype=torch.float64 if double else torch.float32, device=device)
         if self._window.reproducible and order == 2:
-            norms.copy_(norms_over_ranks([gradient.own_values() for gradient in self._slots], self._group, device))
-            return list((norms * self._window.multiplier()).unbind())
+            return norms.copy_(
+                norms_over_ranks([gradient.own_values() for gradient in self._slots], self._group, device)
+            )
         for number, gradient in enumerate(self._slots):
             for values in gradient.own_values():
                 norms[number] = torch.linalg.vector_norm(values, order, dtype=norms.dtype)
@@ -295,7 +296,7 @@ class ShownGradients:
             norms.pow_(order)
             dist.all_reduce(norms, group=self._group)
             norms.pow_(1 / order)
-        return list((norms * self._window.multiplier()).unbind())
+        return norms
 
     def _refuse_unfinished(self, what: str) -> None:
         why = self._window.unfinished()
