@@ -78,6 +78,7 @@ def test_settings_that_cannot_be(rank, world):
             {"options_of": lambda name, p: {"lr": object()}},
             "options_of: lr is a object, which ranks cannot compare: give numbers, strings or tensors",
         ),
+        ({"options_of": lambda name, p: {"params": [p]}}, "options_of: the dict for positions has 'params': leave"),
         ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
         ({"print_times": True}, "print_times=True needs print_every"),
     ):
@@ -152,6 +153,30 @@ def test_ranks_that_differ(rank, world):
     refused(r"rank 0 has 'setting optimizer=AdamW \{'lr': 0.5\}', rank 1 has", zero_of, make(), lr=0.5 + rank)
     with pytest.raises(ringlet.InvalidUsage, match=r"ranks hold different models: rank 0 has .*blocks\.3"):
         ringlet.Zero(make(layers=4 - rank), torch.optim.SGD, 1, lr=0.1)
+
+
+class Scheduled(torch.optim.SGD):
+    """A user's own optimizer, with an argument of any kind."""
+
+    def __init__(self, params, schedule, **defaults):
+        super().__init__(params, **defaults)
+
+
+@on("two")
+def test_arguments_of_the_optimizer_are_compared(rank, world):
+    """To the last bit. The type counts of those whose repr has an address, which differs between ranks."""
+    for schedule, other, alike in (
+        (lambda step: 0.1, lambda step: 0.2, True),
+        ([object()], [object()], True),
+        ([object()], [len], False),
+        ({"warmup": 10}, {"warmup": 20}, False),
+        (torch.tensor(0.1).double(), torch.tensor(0.1).double() + 1e-9, False),
+    ):
+        given = {"lr": 0.1, "schedule": other if rank else schedule, "elementwise": True}
+        if alike:
+            zero_of(make(), Scheduled, **given).remove()
+        else:
+            refused("rank 0 has 'setting optimizer=Scheduled .*rank 1 has", zero_of, make(), Scheduled, **given)
 
 
 @on("two")

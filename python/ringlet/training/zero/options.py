@@ -79,7 +79,7 @@ class Options:
     print_every: int = 0
     print_times: bool = False
     reproducible: bool = False
-    optimizer: str = ""  # class and defaults, for people
+    optimizer: str = ""  # class and defaults, as ranks compare them
 
     def __post_init__(self) -> None:
         if not _whole_number(self.stage) or self.stage not in (1, 2, 3):

@@ -91,6 +91,10 @@ def options_by_parameter(module: nn.Module, options_of: OptionsOf | None, make: 
     for name, p in named:
         if not isinstance(by[p], dict):
             raise InvalidUsage(f"options_of must return a dict of optimizer options, got {by[p]!r} for {name}")
+        if of_zero := {"params", "param_names"} & by[p].keys():
+            raise InvalidUsage(
+                f"options_of: the dict for {name} has {min(of_zero)!r}: leave it out, Zero puts parameters into groups"
+            )
     different = {key_of(given): given for given in by.values()}.values()
     try:
         make([{"params": [torch.zeros(1, device=named[0][1].device)], **given} for given in different])
