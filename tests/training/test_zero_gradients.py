@@ -1,6 +1,7 @@
 """What `.grad` shows under Zero: torch's functions clip it, and what a program does to it is what the update takes."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 import ringlet
 from ranks import on
 from refusals import refused
+from ringlet.training.zero.traffic import Pending
 from zero_checks import (
     ROUNDING,
     STAGES,
@@ -316,6 +318,34 @@ def test_an_update_after_which_a_hook_raises_is_over(rank, world):
         backward_alone(alone, world, 2)
         optimizer.step()
         assert_same(alone, zero, **ROUNDING)
+
+
+@on("two")
+@pytest.mark.parametrize("hook", ["no hook", "a hook"])
+def test_an_update_whose_gathers_raise_is_over(rank, world, hook):
+    """What a hook behind it has raised comes first."""
+
+    def refuse(*_):
+        raise KeyError
+
+    def late(self):
+        wait(self)
+        raise ringlet.Timeout
+
+    wait = Pending.wait
+    for stage in STAGES:
+        zero = zero_of(make(), torch.optim.SGD, stage, lr=RATE, persistence_elements=1 << 20)
+        backward_of(zero, rank)
+        again = zero.module.head.weight.square().sum()
+        if hook == "a hook":
+            zero.optimizer.register_step_post_hook(refuse)
+        first = KeyError if hook == "a hook" else ringlet.Timeout
+        with mock.patch.object(Pending, "wait", late), pytest.raises(first):
+            zero.step()
+        assert zero.steps == 1
+        refused(r"step\(\) without a backward", zero.step)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            again.backward()
 
 
 class CountsInItsGroup(torch.optim.SGD):

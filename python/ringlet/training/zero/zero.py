@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -268,7 +268,7 @@ class Zero(ShardReduction):
 
     clip_grad_norm = renamed("Zero.clip_grad_norm", clip_grad_norm_)
 
-    @contextmanager
+    @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
         """All parameters are whole inside. If rank 0 changes a parameter, also through `.data`, every rank takes its
         values, masters included. Collective; other ranks may change what rank 0 changes.
@@ -338,10 +338,10 @@ class Zero(ShardReduction):
     def _take_loaded(self) -> None:
         """The shards were loaded in place."""
         self._sharded.round_masters()
+        self._mark_changed()
         for flat in self._flats:
             if flat.whole is not None:
                 self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label).wait()
-        self._mark_changed()
 
     def remove(self) -> None:
         """Takes the Zero off the module: its parameters are whole and ordinary, and backwards local. Collective."""
@@ -408,7 +408,7 @@ class Zero(ShardReduction):
             self._sharded.drop_states(self._placeholders)
         self._placeholders = []
         gathers = []
-        begun = False
+        begun = done = False
 
         def prepare() -> float | torch.Tensor | None:
             """Takes what hooks on the optimizer have done. Returns the factor of the shards' values."""
@@ -425,14 +425,16 @@ class Zero(ShardReduction):
         self._window.updating = True
         try:
             self._sharded.step({u.flat: u for u in self._units}, prepare, gather)
+            done = True
         finally:
             self._window.updating = False
-            if begun:  # whatever a hook raised since: the gradients are used up
+            if begun:  # whatever raises since: the gradients are used up
                 self.steps += 1
-                for pending in gathers:
-                    pending.wait()
                 self._mark_changed()
                 self._begin_window()
+                with contextlib.nullcontext() if done else contextlib.suppress(Exception):  # the first error counts
+                    for pending in gathers:
+                        pending.wait()
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
