@@ -422,25 +422,55 @@ def test_two_models_of_one_loss(rank, world):
 
 
 class Table(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
-        self.table = nn.Parameter((torch.arange(300) % 3).to(dtype), requires_grad=False)
+        self.table = nn.Parameter(table, requires_grad=False)
         self.linear = nn.Linear(10, 10, dtype=torch.float64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.table[:10]
+        table = self.table.real if self.table.is_complex() else self.table
+        return self.linear(x) * table[:10].double()
 
 
-@on("two")
-def test_frozen_parameters_of_whole_numbers(rank, world):
-    for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float16):
-        model = Table(dtype)
-        zero, x = zero_of(model, stage=3, lr=1e-2), torch.ones(2, 10, dtype=torch.float64)
+NUMBERS = torch.arange(300) % 3
+TABLES = [
+    *(NUMBERS.to(d) for d in (torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)),
+    *(NUMBERS.float().to(d) for d in (torch.complex64, torch.float8_e4m3fn, torch.float8_e8m0fnu)),
+]
+
+
+@on(2, "dist:gloo", "dist:ringlet")
+@pytest.mark.parametrize("stage", STAGES)
+def test_frozen_parameters_of_any_dtype(rank, world, stage):
+    """Also of those that no call of the backend takes: gathered, and written by rank 0."""
+    for table in TABLES:
+        model = Table(table)
+        zero, x = zero_of(model, stage=stage, lr=1e-2), torch.ones(2, 10, dtype=torch.float64)
         assert torch.equal(zero.module(x), model(x))
         zero.module(x).sum().backward()
         zero.step()
-        assert torch.equal(parameters_of(zero)["table"], model.table)
-        refused("table", zero.module.table.sum)
+        with zero.gathered():
+            assert torch.equal(zero.module.table, model.table)
+            if rank == 0:
+                zero.module.table.data.view(torch.uint8).fill_(1)
+        assert parameters_of(zero)["table"].view(torch.uint8).unique().tolist() == [1]
+        if stage == 3:
+            refused("table", zero.module.table.sum)
+
+
+@on("two")
+@pytest.mark.parametrize("stage", STAGES)
+def test_frozen_parameters_of_any_layout(rank, world, stage):
+    """One element seen 300 times, transposed ones, complex conjugates."""
+    square = torch.arange(100.0).view(10, 10)
+    for table in (torch.ones(1).expand(300), square.t(), torch.complex(square, square).conj()):
+        written = 7j if table.is_complex() else 7
+        zero = ringlet.Zero(Table(table), torch.optim.SGD, stage, lr=1e-2, persistence_elements=0)
+        assert torch.equal(parameters_of(zero)["table"], table)
+        with zero.gathered():
+            for row in zero.module.table if rank == 0 else ():
+                row.fill_(written)
+        assert (parameters_of(zero)["table"] == written).all()
 
 
 @on("two")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -44,12 +44,18 @@ def _layout_of(tensor: torch.Tensor) -> str:
 @torch.no_grad()
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
     """Copies the parameters and buffers of group rank `source` to every rank, in place. Collective; shapes and dtypes
-    must agree; ignored ones are left alone. As bytes: backends know fewer dtypes than torch."""
+    must agree; ignored ones are left alone."""
+    broadcast_tensors((tensor for _, tensor in (*parameters_of(module), *buffers_of(module))), group, source)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, source: int = 0) -> None:
+    """Copies `tensors`, of any layout, of group rank `source` to every rank, in place. Collective."""
     sent = []
-    for _, tensor in (*parameters_of(module), *buffers_of(module)):
+    for tensor in tensors:
         tensor = _own_elements(tensor.detach())
         dense = tensor.resolve_conj().resolve_neg().contiguous()
-        sent.append((tensor, dense, dist.broadcast(_bytes_of(dense), group=group, group_src=source, async_op=True)))
+        sent.append((tensor, dense, dist.broadcast(bytes_of(dense), group=group, group_src=source, async_op=True)))
     for tensor, dense, work in sent:
         work.wait()
         if dense.data_ptr() != tensor.data_ptr():
@@ -66,7 +72,7 @@ def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source:
     for _, buffer in sorted(buffers_of(module), key=lambda named: -named[1].element_size()):  # so each is aligned
         alike.setdefault(buffer.device, []).append(_own_elements(buffer))
     for found in alike.values():
-        flat = torch.cat([_bytes_of(buffer.resolve_conj().resolve_neg()) for buffer in found])
+        flat = torch.cat([bytes_of(buffer.resolve_conj().resolve_neg()) for buffer in found])
         dist.broadcast(flat, group=group, group_src=source)
         if dist.get_rank(group) != source:
             with torch.autograd._unsafe_preserve_version_counter(tuple(found)):
@@ -84,6 +90,7 @@ def _own_elements(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided([size for size, _ in once], [stride for _, stride in once]) if tensor.numel() else tensor
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the elements in logical order; the tensor's own memory if it is contiguous."""
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements in logical order; the tensor's own memory if it is contiguous. For calls that move
+    tensors of any dtype: backends know fewer than torch."""
     return tensor.reshape(-1).view(torch.uint8)

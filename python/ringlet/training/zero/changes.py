@@ -18,6 +18,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.training.flat import same_place
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import wrapped
+from ringlet.training.replicas import broadcast_tensors
 
 from .gather import Residency
 from .traffic import Traffic
@@ -143,7 +144,8 @@ class Changes:
             if parameter in self._places:
                 self._take(*self._places[parameter])
             else:
-                self._take_frozen(parameter)
+                broadcast_tensors([parameter], self._traffic.group)
+                torch.autograd.graph.increment_version(parameter)
         self.renew()
         missed = [p for (p, _), yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
         if missed:
@@ -153,12 +155,6 @@ class Changes:
                 "0, whose values every rank takes"
             )
 
-    def _take_frozen(self, parameter: nn.Parameter) -> None:
-        """Takes a frozen parameter that is in no unit."""
-        dense = parameter.detach().contiguous()
-        dist.broadcast(dense, group=self._traffic.group, group_src=0)
-        parameter.copy_(dense)
-
     def _take(self, flat: FlatUnit, slot: Slot) -> None:
         values = self._values_of(flat)[slot.start : slot.stop]
         if not same_place(slot.parameter, values.view(slot.shape)):
@@ -167,7 +163,7 @@ class Changes:
                 flat.give_part(slot)
             else:
                 slot.parameter.data = flat.part(slot, self._values_of(flat))
-        dist.broadcast(values, group=self._traffic.group, group_src=0)
+        broadcast_tensors([values], self._traffic.group)
         torch.autograd.graph.increment_version(slot.parameter)  # the flat buffer has a counter of its own
         if flat.whole is None:
             _copy_common(flat.shard, flat.start, values, slot.start)
@@ -216,7 +212,8 @@ def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:
 @torch.no_grad()
 def _digest(parameter: torch.Tensor) -> int:
     """A number for the bytes of the values and their order. It differs if one element does, and else nearly surely."""
-    values = torch.view_as_real(parameter) if parameter.is_complex() else parameter.detach()
+    values = parameter.detach().resolve_conj().resolve_neg()
+    values = torch.view_as_real(values) if values.is_complex() else values
     words = values.reshape(-1).view(_INTEGERS[values.element_size()])
     factors = _factors(parameter.device)
     digest = 0

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.training.call_labels import set_call_label
+from ringlet.training.replicas import bytes_of
 from ringlet.training.reproducible import add_blocks
 
 PHASES = ("forward", "backward", "step")
@@ -61,7 +62,7 @@ class Traffic:
         """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it. `label`: of
         the unit; `ringlet` raises InvalidUsage on all ranks if they gather different units."""
         self.gathered_bytes += whole.nbytes * (self.world - 1) // self.world
-        return self._start(label, _all_gather, (whole, shard))
+        return self._start(label, _all_gather, (bytes_of(whole), bytes_of(shard)))
 
     def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor, label: int) -> Pending:
         """The average over ranks of `whole`, this rank's part of it into `shard`. `label`: as for all_gather."""
