@@ -119,7 +119,7 @@ bench: install peers
 	@mkdir -p out
 	@for sweep in $(SWEEPS); do \
 	  $(INSIDE) python -m benchmarks bench @benchmarks/sweeps/$$sweep.args --json out/$$sweep.jsonl --plot out/$$sweep.svg; \
-	  $(INSIDE) python benchmarks/page.py out/$$sweep.jsonl --page out/$$sweep.md > /dev/null; \
+	  $(INSIDE) python -m benchmarks.page out/$$sweep.jsonl --page out/$$sweep.md > /dev/null; \
 	done
 
 check: lint sanitizers

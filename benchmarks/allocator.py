@@ -1,6 +1,6 @@
 """What `ringlet.use_registered_allocator()` costs code that allocates much: paired against torch's own allocator.
 
-    python benchmarks/allocator.py [--rounds 9] [--report FILE.md]
+    python -m benchmarks.allocator [--rounds 9] [--report FILE.md]
 
 Both allocators take turns in one process, in every round; a figure is the median over rounds of the ratio within one.
 """
@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from benchmarks import page
+from examples.char_transformer import CharTransformer, Size, Text, loss_of
 
 import ringlet
-from ringlet.bench.results import machine
-from ringlet.cli import outputs
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-
-from char_transformer import CharTransformer, Size, Text, loss_of
 
 SIZES = {"32 KiB": 32 << 10, "256 KiB": 256 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
 
@@ -98,31 +92,16 @@ def measure(rounds: int) -> list[tuple[str, float, float, float]]:
     return rows
 
 
-def report(rows: list[tuple[str, float, float, float]], rounds: int) -> str:
-    here = machine()
-    lines = [
-        "# The registered allocator's cost",
-        "",
-        f"Written by `python benchmarks/allocator.py --rounds {rounds}`.",
-        "",
-    ]
-    lines += [f"- {key}: {value}" for key, value in here.items()]
-    lines += [f"- torch {torch.__version__}, {torch.get_num_threads()} threads", ""]
-    lines += ["| | torch's, us | registered, us | registered / torch's |", "|---|---:|---:|---:|"]
-    lines += [f"| {name} | {a:.1f} | {b:.1f} | {ratio:.2f} |" for name, a, b, ratio in rows]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--report", type=Path, help="write the table there as well")
-    arguments = parser.parse_args()
-    outputs.check({"--report": arguments.report})
-    text = report(measure(arguments.rounds), arguments.rounds)
-    print(text)
-    if arguments.report:
-        arguments.report.write_text(text)
+    options = page.parse(parser, rows=False)
+    head = ("", "torch's, us", "registered, us", "registered / torch's")
+    rows = [(name, f"{a:.1f}", f"{b:.1f}", f"{ratio:.2f}") for name, a, b, ratio in measure(options.rounds)]
+    lines = page.markdown_table(head, rows, left=1)
+    print("\n".join(lines))
+    threads = str(torch.get_num_threads())
+    page.write(options, "allocator-cost", "The registered allocator's cost", lines, threads=threads)
 
 
 if __name__ == "__main__":

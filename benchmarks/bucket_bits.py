@@ -1,6 +1,6 @@
 """Whether gradients keep their bits when buckets change size: the reducer with a one-tree algorithm, and DDP on gloo.
 
-    python benchmarks/bucket_bits.py
+    python -m benchmarks.bucket_bits
 
 Where a sum's order depends on an element's place in its message, so do its last bits, and a run cannot be repeated with
 another bucket size (pytorch#30509). Prints a digest of all gradients for each size: one digest in a column, same bits.
@@ -12,11 +12,11 @@ import argparse
 import copy
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from benchmarks.local_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,18 +56,13 @@ def gradients(column: str, model: nn.Module, bucket_mb: float, gloo: dist.Proces
     return digest(model)
 
 
-def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
+def measure(rank: int, world: int, options: argparse.Namespace) -> dict[str, dict[float, str]]:
     gloo = dist.new_group(backend="gloo")
     model = model_of(options.layers, options.width)
-    found = {}
-    for column in COLUMNS:
-        found[column] = {size: gradients(column, copy.deepcopy(model), size, gloo) for size in options.sizes}
-    if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return {
+        column: {size: gradients(column, copy.deepcopy(model), size, gloo) for size in options.sizes}
+        for column in COLUMNS
+    }
 
 
 def main() -> None:
@@ -78,9 +73,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_MB, metavar="MIB")
     parser.add_argument("--json", type=Path, help="write the digests here too")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
-        found = json.loads(Path(folder, "found.json").read_text())
+    found = on_ranks(measure, options.ranks, options)
     print(f"gradients of {options.ranks} ranks, digests\n")
     print(f"{'bucket MiB':<12}" + "".join(f"{column:>20}" for column in COLUMNS))
     for size in found[COLUMNS[0]]:

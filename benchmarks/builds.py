@@ -1,7 +1,7 @@
 """Is this build slower than another? Both live at once and take turns of a few milliseconds.
 
     git worktree add --detach /tmp/other HEAD~1 && (cd /tmp/other && python setup.py build_ext --inplace)
-    python benchmarks/builds.py /tmp/other/python --report benchmarks/results/
+    python -m benchmarks.builds /tmp/other/python --report benchmarks/results/
 
 Starts two ranks of each build, --starts times, because a virtual machine may put its processors elsewhere each time.
 All wait for their turn but two. In each of --rounds rounds each case has a turn of each build, in an order drawn anew.
@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,10 @@ import ringlet
 
 SERVES = sys.argv[1:2] == ["serve"]  # this is a rank, perhaps of a build that has not what follows
 if not SERVES:
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from benchmarks.page import facts
+    from benchmarks import page
 
-    from ringlet.bench import results
     from ringlet.bench.cases import format_bytes
-    from ringlet.cli import options, outputs
+    from ringlet.cli import options
 
 WAYS = ("call", "async", "torch", "message")
 MEMORIES = ("registered", "ordinary")
@@ -149,10 +146,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ms", type=float, default=15.0)
     parser.add_argument("--least", type=float, default=0.95)
-    parser.add_argument("--report", type=Path, help="write a page to this folder")
-    args = parser.parse_args()
-    outputs.check({"--report": args.report and args.report / "page.md"})
-    load = os.getloadavg()[0]
+    args = page.parse(parser, rows=False)
     paths = [args.other.resolve(), args.other.resolve(), Path(ringlet.__file__).resolve().parents[1]]
     cases = [(way, memory, size) for way in args.way for memory in args.memory for size in args.sizes]
     found: dict[Case, list[list[float]]] = defaultdict(list)
@@ -164,10 +158,9 @@ def main() -> None:
     itself, ratio = (statistics.geometric_mean(of(rows, place) for rows in found.values()) for place in (1, 2))
     told = f"Geometric mean: {ratio:.3f}; of the other build to itself: {itself:.3f}."
     print(told)
-    if args.report:
-        commit = ["git", "-C", str(args.other), "rev-parse", "--short=12", "HEAD"]
-        other = subprocess.run(commit, capture_output=True, text=True).stdout.strip() or "unknown"
-        write(args.report, [f"The other build is of commit {other}.", "", *lines, "", told], load)
+    commit = ["git", "-C", str(args.other), "rev-parse", "--short=12", "HEAD"]
+    other = subprocess.run(commit, capture_output=True, text=True).stdout.strip() or "unknown"
+    page.write(args, "builds", "Two builds in turns", [*lines, "", told], other=f"commit {other}")
     sys.exit(ratio < args.least and 1 - ratio > abs(1 - itself))
 
 
@@ -177,23 +170,13 @@ def of(rows: list[list[float]], place: int) -> float:
 
 
 def table(found: dict[Case, list[list[float]]]) -> list[str]:
-    lines = ["| call | memory | size | other (us) | this (us) | other / this | other / other |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|")
+    cells = []
     for (way, memory, size), rows in found.items():
         other, _, this = (statistics.median(times) for times in zip(*rows, strict=True))
         numbers = (other, this, of(rows, 2), of(rows, 1))
-        cells = (way, memory, format_bytes(size), *(f"{number:.2f}" for number in numbers))
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def write(folder: Path, lines: list[str], load: float) -> None:
-    meta = results.circumstances(load)
-    name = meta["machine"]["name"]
-    text = [f"# Two builds in turns on {name}, {str(meta['date'])[:10]}", "", *facts(meta), "", *lines]
-    path = folder / f"{date.today()}-{name}-builds.md"
-    path.write_text("\n".join(text) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
+        cells.append((way, memory, format_bytes(size), *(f"{number:.2f}" for number in numbers)))
+    head = ("call", "memory", "size", "other (us)", "this (us)", "other / this", "other / other")
+    return page.markdown_table(head, cells, left=2)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Measures which all-reduces crowd the uplinks of hosts with several ranks, beside what their schedules predict.
 
-    benchmarks/contention.py [--size 4M] [--rounds 3] [--json FILE] [--report FILE.md] [--plot FILE.svg]
+    python -m benchmarks.contention [--size 4M] [--rounds 3] [--json FILE] [--report FILE.md] [--plot FILE.svg]
 
 On emulated hosts (docs/decisions/0015), with ranks numbered host after host (block) and round robin (cyclic), first
 with schedules along the ranks' own order (RINGLET_TOPOLOGY=ignore), then along the topology. "predicted" is the load of
@@ -14,24 +13,21 @@ The claim: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clus
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-import ringlet
-from ringlet.bench.results import circumstances
-from ringlet.bench.run import Outcome, run
-from ringlet.cli import outputs
-from ringlet.schedule.cost import uplink_load
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks import page
 from benchmarks.clusters import Cluster, read_cluster
-from benchmarks.page import facts
 from benchmarks.sweep import Sweep
 from benchmarks.uplinks import stream_times
+
+import ringlet
+from ringlet.bench.run import Outcome, run
+from ringlet.cli import outputs
+from ringlet.cli.options import size
+from ringlet.schedule.cost import uplink_load
 
 CLUSTERS = ("4x2-block", "4x2-cyclic", "2x4-block", "2x4-cyclic")
 ALGORITHMS = ("ring", "butterfly", "halving_doubling", "halving_doubling_far", "circulant", "hierarchical")
@@ -48,15 +44,14 @@ def measure(name: str, ordered: bool, options: argparse.Namespace) -> tuple[list
     cluster = read_cluster(Path(__file__).with_name("clusters") / f"{name}.toml")
     algorithms = ALGORITHMS if ordered else ALGORITHMS[:-1]  # hierarchical knows no other order
     os.environ["RINGLET_TOPOLOGY"] = "" if ordered else "ignore"
-    bytes_ = int(float(options.size.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}[options.size[-1]])
     sweep = Sweep(
         worlds=(cluster.world,), hosts=cluster, algorithms=algorithms, memory=("ordinary",), peers=("stream",),
-        begin_bytes=bytes_, end_bytes=bytes_, rounds=options.rounds, iterations=2, warmup=1,
+        begin_bytes=options.size, end_bytes=options.size, rounds=options.rounds, iterations=2, warmup=1,
     )  # fmt: skip
     outcome = run(sweep)
     times = {config.algorithm: ratio for (_, config), ratio in stream_times(outcome.rows).items()}
     counted = {
-        algorithm: statistics.median(r["uplink_bytes"] for r in outcome.rows if r["algorithm"] == algorithm) / bytes_
+        algorithm: statistics.median(row["uplink_bytes"] for row in outcome.rows if row["algorithm"] == algorithm)
         for algorithm in algorithms
     }
     rows = [
@@ -66,7 +61,7 @@ def measure(name: str, ordered: bool, options: argparse.Namespace) -> tuple[list
             "algorithm": algorithm,
             "predicted": predicted(algorithm, cluster, ordered),
             "measured": times[algorithm],
-            "counted": counted[algorithm],
+            "counted": counted[algorithm] / options.size,
         }
         for algorithm in algorithms
     ]
@@ -96,38 +91,24 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file)
 
 
-def report(rows: list[dict[str, Any]], outcome: Outcome, load: float) -> str:
-    meta = circumstances(load, outcome)
-    text = [f"# Contention on uplinks, {meta['date'][:10]}", ""]
-    text += ["Written by `benchmarks/contention.py`, which says what the columns mean. Uplinks of 200 Mbit/s.", ""]
-    text += [*facts(meta), ""]
-    text += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    text += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    return "\n".join(text) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="4M", help="of the buffer: a number and K or M (default %(default)s)")
+    parser.add_argument("--size", type=size, default="4M", help="of the buffer (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--report", type=Path)
     parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
-    outputs.check({"--json": options.json, "--report": options.report, "--plot": options.plot})
-    rows, outcome, load = [], Outcome(), os.getloadavg()[0]
+    options = page.parse(parser)
+    outputs.check({"--plot": options.plot})
+    rows, outcome = [], Outcome()
     for ordered in (False, True):
         for name in CLUSTERS:
             found, outcome = measure(name, ordered, options)
             rows += found
             for row in found:
                 print("  ".join(f"{cell:<20}" for cell in cells(row)), flush=True)
-    if options.json:
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if options.plot:
         draw(rows, options.plot)
-    if options.report:
-        options.report.write_text(report(rows, outcome, load))
+    lines = page.markdown_table(HEAD, map(cells, rows), left=3)
+    page.write(options, "contention", "Contention on uplinks of 200 Mbit/s", lines, rows, outcome)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Makes and closes groups, over and over, and shows what stays of them: nothing may grow with their number.
 
-    benchmarks/groups.py [--kind init new_group ...] [--world 2] [--cycles 20000] [--json FILE]
+    python -m benchmarks.groups [--kind init new_group ...] [--world 2] [--cycles 20000] [--json FILE]
 
 In every cycle all ranks make a group, run an all-reduce and a message on it, and close it. Rank 0 prints, ten times in
 the run: resident memory, file descriptors and threads of its process, bytes of the registered heap that are taken, keys

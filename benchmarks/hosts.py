@@ -37,7 +37,6 @@ from ringlet.bench.jobs import BenchError
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _KEEPER = Path(__file__).with_name("host_keeper.py")
-_START_S = 30.0
 # A burst lasts 1 ms at the rate and holds a packet of 64 KiB in 46 frames; a queue holds what a switch's port does.
 _BURST_S, _LEAST_BURST, _QUEUE_BYTES = 1e-3, 72_000, 1 << 20
 
@@ -133,9 +132,6 @@ class Hosts:
     def link_down(self, host: int) -> None:
         """Pulls a host's cable at the switch: packets vanish both ways, and no end is notified."""
         _run([*_enter(self._switch), "ip", "link", "set", f"port{host}", "down"])
-
-    def link_up(self, host: int) -> None:
-        _run([*_enter(self._switch), "ip", "link", "set", f"port{host}", "up"])
 
     def remote_shell(self) -> Path:
         """A program that runs a command on a host by name, with rsh's arguments: for an MPI's launcher."""

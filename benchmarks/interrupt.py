@@ -1,6 +1,6 @@
 """From Ctrl-C to the end of the last process, for ranks that wait: p50 and p99 by launcher, world and kind of wait.
 
-    python benchmarks/interrupt.py --repeats 50 --spawn-repeats 10 --json out/interrupt.jsonl
+    python -m benchmarks.interrupt --repeats 50 --spawn-repeats 10 --json out/interrupt.jsonl
 
 A job is a process group of its own. When all of its ranks are about to wait, and 0.3 s later, the whole group gets
 SIGINT, as from a terminal. The last rank never makes the call that the others wait in. Launchers: `spawn` is

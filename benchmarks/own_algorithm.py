@@ -1,6 +1,6 @@
 """Algorithms in Python against their built-in twins: the same bits, and which time?
 
-    python benchmarks/own_algorithm.py --file tests/support/own_algorithms.py --twins ring=own_ring,swing=own_swing
+    python -m benchmarks.own_algorithm --file tests/support/own_algorithms.py --twins ring=own_ring,swing=own_swing
 
 On each transport the ranks call both in turns, in batches, in a new order each round. A batch's time is that of the
 slowest rank. Prints the median over rounds of the ratios of a round, and the range in which the middle half lies.
@@ -9,18 +9,16 @@ slowest rank. Prints the median over rounds of the ratios of a round, and the ra
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
 import random
 import statistics
-import tempfile
-import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from benchmarks import page
+from benchmarks.local_ranks import agreed, in_turns, on_ranks
 
 import ringlet
 
@@ -32,72 +30,42 @@ def twins_of(text: str) -> list[tuple[str, str]]:
     return [(one.partition("=")[0], one.partition("=")[2]) for one in text.split(",")]
 
 
-def same_bits(count: int, built_in: str, own: str) -> bool:
-    torch.manual_seed(ringlet.current().rank)
-    first = torch.randn(count)
-    second = first.clone()
-    ringlet.all_reduce(first, algorithm=built_in)
-    ringlet.all_reduce(second, algorithm=own)
-    different = torch.tensor([float(not torch.equal(first, second))])
-    ringlet.all_reduce(different)
-    return not different.item()
-
-
-def batch_us(tensor: torch.Tensor, algorithm: str, calls: int) -> float:
-    """Microseconds a call, of the slowest rank."""
-    ringlet.barrier()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        ringlet.all_reduce(tensor, algorithm=algorithm)
-    spent = torch.tensor([(time.perf_counter() - begin) / calls * 1e6])
-    ringlet.all_reduce(spent, "max")
-    return spent.item()
+def same_bits(count: int, twins: tuple[str, str]) -> bool:
+    mine = torch.randn(count, generator=torch.Generator().manual_seed(ringlet.current().rank))
+    first, second = mine.clone(), mine.clone()
+    ringlet.all_reduce(first, algorithm=twins[0])
+    ringlet.all_reduce(second, algorithm=twins[1])
+    return agreed([float(not torch.equal(first, second))]) == [0.0]
 
 
 def compare(transport: str, nbytes: int, twins: tuple[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """One line of the table, on all ranks."""
-    count = nbytes // 4
-    equal = same_bits(count, *twins)
-    tensor = torch.zeros(count)
-    for name in twins:
-        batch_us(tensor, name, 3)
-    calls = max(3, int(options.batch_ms * 1000 / batch_us(tensor, twins[0], 5)))
-    order = random.Random(nbytes)  # the same on all ranks
-    times: dict[str, list[float]] = {name: [] for name in twins}
-    for _ in range(options.rounds):
-        for name in order.sample(twins, 2):
-            times[name].append(batch_us(tensor, name, calls))
-    ratios = [own / known for known, own in zip(*(times[name] for name in twins), strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    """A row, on all ranks."""
+    equal = same_bits(nbytes // 4, twins)
+    ways = [functools.partial(ringlet.all_reduce, torch.zeros(nbytes // 4), algorithm=name) for name in twins]
+    shuffler = random.Random(nbytes)  # the same on all ranks
+    calls = max(3, int(options.batch_ms / 1000 / agreed(in_turns(ways, 5, shuffler))[0]))
+    times = [agreed(in_turns(ways, calls, shuffler)) for _ in range(options.rounds)]
+    low, middle, high = statistics.quantiles((own / known for known, own in times), n=4)
     return {
         "transport": transport, "ranks": ringlet.current().world, "bytes": nbytes, "built in": twins[0],
-        "own": twins[1], "us": round(statistics.median(times[twins[0]]), 1), "ratio": f"{middle:.3f}",
-        "middle half": f"{low:.3f} to {high:.3f}", "same bits": "yes" if equal else "NO",
+        "own": twins[1], "us": round(1e6 * statistics.median(known for known, _ in times), 1),
+        "ratio": f"{middle:.3f}", "middle half": f"{low:.3f} to {high:.3f}", "same bits": "yes" if equal else "NO",
     }  # fmt: skip
 
 
-def rank_main(rank: int, transport: str, options: argparse.Namespace, store: str) -> None:
-    torch.set_num_threads(1)
-    if transport == "two hosts":
-        os.environ["RINGLET_HOST_ID"] = f"host {rank % 2}"
-    way = "auto" if transport == "two hosts" else transport
-    if transport != "threads":
-        timeout = timedelta(seconds=120)
-        ringlet.init(rank, options.world, dist.FileStore(store, options.world), transport=way, timeout=timeout)
-    for nbytes in options.bytes:
-        for twins in options.twins:
-            row = compare(transport, nbytes, twins, options)
-            if rank == 0:
-                show(row, options)
-    if transport != "threads":
-        ringlet.finalize()
+def measure(rank: int, world: int, transport: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    return [compare(transport, nbytes, twins, options) for nbytes in options.bytes for twins in options.twins]
 
 
-def show(row: dict[str, Any], options: argparse.Namespace) -> None:
-    print("| " + " | ".join(str(row[name]) for name in HEAD) + " |", flush=True)
-    if options.json:
-        with options.json.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+def on_threads(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        found[rank] = measure(rank, options.world, "threads", options)
+
+    ringlet.spawn(run, options.world, transport="threads")
+    return found[0]
 
 
 def main() -> None:
@@ -111,17 +79,18 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--batch-ms", type=float, default=10.0)
-    parser.add_argument("--json", type=Path, help="append one row a line to this file")
-    options = parser.parse_args()
+    options = page.parse(parser)
     os.environ["RINGLET_ALGORITHMS"] = str(options.file.absolute())
-    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|", flush=True)
+    rows = []
     for transport in options.transports:
         if transport == "threads":
-            ringlet.spawn(rank_main, options.world, (transport, options, ""), transport="threads")
+            rows += on_threads(options)
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                arguments = (transport, options, f"{folder}/store")
-                torch.multiprocessing.spawn(rank_main, arguments, options.world)
+            os.environ["RINGLET_TRANSPORT"] = "auto" if transport == "two hosts" else transport
+            rows += on_ranks(measure, options.world, transport, options, hosts=1 + (transport == "two hosts"))
+    lines = page.markdown_table(HEAD, [[row[name] for name in HEAD] for row in rows], left=1)
+    print("\n".join(lines))
+    page.write(options, "own-algorithm", "Algorithms in Python against their built-in twins", lines, rows)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
-#!/usr/bin/env python3
-"""Shows what `ringlet bench --json` has written, and writes it as a page in Markdown.
+"""Pages of results: of `ringlet bench --json`, and what the other programs here need to write theirs.
 
-python benchmarks/page.py out/main.jsonl                          the tables again
-python benchmarks/page.py out/main.jsonl --page benchmarks/results/ --plot out/main.svg
+python -m benchmarks.page out/main.jsonl                          the tables again
+python -m benchmarks.page out/main.jsonl --page benchmarks/results/ --plot out/main.svg
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from benchmarks import machine_limit, uplinks
 
 from ringlet.bench import report, results
 from ringlet.bench.plot import plot
 from ringlet.bench.results import Meta, Row
+from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 from ringlet.cli.bench import show
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks import machine_limit, uplinks
 
 
 def read(path: Path) -> tuple[list[Row], Meta]:
@@ -45,9 +49,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         "ranks. Bandwidths in GB/s."
     )
     for table in tables(rows, meta):
-        lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
-        lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
-        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+        lines += ["", f"## {table.title}", "", *markdown_table(table.columns, table.rows, table.left)]
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +70,62 @@ def facts(meta: Meta, **more: str) -> list[str]:
         *((f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()),
         *more.items(),
     ]  # fmt: skip
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in told)]
+    return markdown_table(("", ""), told, left=2)
+
+
+def markdown_table(head: Sequence[object], rows: Iterable[Sequence[object]], left: int) -> list[str]:
+    """The lines of a table; the first `left` columns are words."""
+    rule = ["---" if column < left else "---:" for column in range(len(head))]
+    return [markdown_row(cells) for cells in (head, rule, *rows)]
+
+
+def markdown_row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def parse(parser: argparse.ArgumentParser, rows: bool = True) -> argparse.Namespace:
+    """The options, with --report, for a program with rows --json, and `load`, the load average before the run. Refuses
+    what cannot be written."""
+    parser.set_defaults(load=os.getloadavg()[0], json=None)
+    if rows:
+        parser.add_argument("--json", type=Path, help="a row a line, to this file; circumstances to .meta.json")
+    parser.add_argument("--report", type=Path, help="a page in Markdown, to this file, or into this folder")
+    options = parser.parse_args()
+    page = options.report / "page.md" if options.report and options.report.is_dir() else options.report
+    outputs.check({"--json": options.json, "--report": page}, make_folders=True)
+    return options
+
+
+def write(
+    options: argparse.Namespace,
+    kind: str,
+    title: str,
+    lines: Iterable[str],
+    rows: Iterable[Mapping[str, Any]] = (),
+    outcome: Outcome | None = None,
+    **more: str,
+) -> None:
+    """Writes what the options of `parse` ask for: rows with their circumstances, and a page, in a folder as
+    DATE-MACHINE-KIND.md. more: for `facts`."""
+    meta = circumstances(options.load, outcome)
+    day, machine, file = meta["date"][:10], meta["machine"]["name"], options.report
+    if options.json:
+        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        results.write_meta(options.json, meta)
+    if file:
+        file = file / f"{day}-{machine}-{kind}.md" if file.is_dir() else file
+        text = [f"# {title} on {machine}, {day}", ""]
+        text += [f"Written by `benchmarks/{Path(sys.argv[0]).name}`, which says what is measured.", ""]
+        text += [*facts(meta, **more), "", *lines]
+        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+        print(f"wrote {file}")
+
+
+def circumstances(load: float, outcome: Outcome | None = None) -> Meta:
+    """ringlet's, with the command of a program here: a module of this package."""
+    named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *named])
+    return results.circumstances(load, outcome) | {"command": command}
 
 
 def main() -> None:

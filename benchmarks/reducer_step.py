@@ -1,7 +1,7 @@
 """Step time and exposed communication of the gradient reducer, beside DDP's; merging by measurement beside the default.
 
-    python benchmarks/reducer_step.py --json out/reducer.jsonl --report out/reducer.md
-    python benchmarks/reducer_step.py --hosts benchmarks/clusters/2x1-gigabit.toml --report out/reducer-hosts.md
+    python -m benchmarks.reducer_step --json out/reducer.jsonl --report out/reducer.md
+    python -m benchmarks.reducer_step --hosts benchmarks/clusters/2x1-gigabit.toml --report out/reducer-hosts.md
 
 Two comparisons on local ranks, or on emulated hosts. Reducer: the demo's model under the reducer and under DDP on
 ringlet, and under DDP on gloo. Merging: three shapes of model with `bucket_mb="measured"` and with the default of
@@ -13,68 +13,39 @@ after their own backwards, because a rank that is early also waits for the other
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks import local_ranks, page
+from benchmarks.clusters import Cluster, read_cluster
+from benchmarks.hosts import Hosts
+from benchmarks.step import Loss, Timed, Way, layers, take_turns, transformer
+from examples.char_transformer import Size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
-from ringlet.bench.results import circumstances
-from ringlet.cli import outputs
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.clusters import Cluster, read_cluster
-from benchmarks.hosts import Hosts
-from benchmarks.page import facts
-
-from char_transformer import CharTransformer, Size, Text, loss_of
-
-TURN_STEPS = 6  # the first of them, with cold caches, is not timed
 DECIDED = 26  # reduced backwards after which bucket_mb="measured" has chosen
 DEMO_BUCKET_MB = 1.0  # as in the demo: its model has 7 MiB of gradients
-Loss = Callable[[nn.Module, int], torch.Tensor]
+# Of a step's time, and of the wait.
+OVER_RANKS = (dist.ReduceOp.MAX, dist.ReduceOp.MIN)
 
 
-@dataclass
-class Way:
-    """One of the compared ways: what it trains, and of each turn the medians over its timed steps, in seconds."""
+def timed(called: nn.Module, loss_of: Loss) -> Timed:
+    """Makes a step: its seconds, and those of waiting after this rank's own backward."""
+    optimizer = torch.optim.SGD(called.parameters(), lr=1e-3)
 
-    name: str
-    called: nn.Module
-    loss: Loss
-    reducer: ringlet.GradientReducer | None = None
-    optimizer: torch.optim.Optimizer = field(init=False)
-    step_s: list[float] = field(default_factory=list)
-    exposed_s: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.SGD(self.called.parameters(), lr=1e-3)
-
-    def turn(self, first: int, group: dist.ProcessGroup) -> None:
-        times = [self.step(first + step) for step in range(TURN_STEPS)][1:]
-        steps, exposed = (torch.tensor(part, dtype=torch.float64) for part in zip(*times, strict=True))
-        dist.all_reduce(steps, dist.ReduceOp.MAX, group)
-        dist.all_reduce(exposed, dist.ReduceOp.MIN, group)
-        self.step_s.append(statistics.median(steps.tolist()))
-        self.exposed_s.append(statistics.median(exposed.tolist()))
-
-    def step(self, number: int) -> tuple[float, float]:
-        """Seconds of the step, and of waiting after this rank's own backward."""
+    def make_step(number: int) -> tuple[float, float]:
         started = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = self.loss(self.called, number)
+        optimizer.zero_grad()
+        loss = loss_of(called, number)
         computed = []
 
         def at_start_of_backward(_gradient: torch.Tensor) -> None:
@@ -86,120 +57,102 @@ class Way:
         loss.register_hook(at_start_of_backward)
         loss.backward()
         exposed = time.perf_counter() - computed[0]
-        self.optimizer.step()
+        optimizer.step()
         return time.perf_counter() - started, exposed
+
+    return make_step
 
 
 # --- models
 
 
-def transformer(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
-    text, size = Text(), Size(layers=2, width=64) if options.quick else Size()
-    return CharTransformer(text.vocabulary, size), lambda model, step: loss_of(model, *text.batch(size, step, rank))
-
-
-def plain_loss(width: int, options: argparse.Namespace, rank: int) -> Loss:
-    inputs = torch.randn(options.batch, width, generator=torch.Generator().manual_seed(rank))
-    return lambda model, step: model(inputs).square().mean()
+def language(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
+    return transformer(rank, Size(layers=2, width=64) if options.quick else Size())
 
 
 def many_tiny_layers(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
-    layers, width = (20, 16) if options.quick else (400, 64)
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), plain_loss(width, options, rank)
+    widths = [16] * 21 if options.quick else [64] * 401
+    return layers(rank, *widths, batch=options.batch)
 
 
 def one_huge_layer(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
     width = 128 if options.quick else 2048  # 16 MiB, between two small ones
-    layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, 64)]
-    return nn.Sequential(*layers), plain_loss(64, options, rank)
+    return layers(rank, 64, width, width, 64, batch=options.batch)
 
 
-MODELS = {"many tiny layers": many_tiny_layers, "one huge layer": one_huge_layer, "transformer": transformer}
+MODELS = {"many tiny layers": many_tiny_layers, "one huge layer": one_huge_layer, "transformer": language}
 
 
 # --- comparisons
 
 
 def of_reducer(rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> list[dict[str, Any]]:
-    ways = []
+    ways, reducers = {}, {}
     for name, backend in (("reducer", "ringlet"), ("DDP", "ringlet"), ("DDP", "gloo")):
         torch.manual_seed(1)
-        model, loss = transformer(options, rank)
-        caps = {"bucket_mb": DEMO_BUCKET_MB, "first_bucket_mb": DEMO_BUCKET_MB}
+        called, loss = language(options, rank)
         if name == "DDP":
-            called = DistributedDataParallel(model, process_group=groups[backend], bucket_cap_mb=DEMO_BUCKET_MB)
-            ways.append(Way(f"{name} on {backend}", called, loss))
+            called = DistributedDataParallel(called, process_group=groups[backend], bucket_cap_mb=DEMO_BUCKET_MB)
         else:
-            reducer = ringlet.GradientReducer(model, group=groups[backend], **caps)
-            ways.append(Way(f"{name} on {backend}", model, loss, reducer))
-    take_turns(ways, options.turns, groups["gloo"], rank)
-    return rows("reducer", "transformer", "ringlet", ways)
+            caps = {"bucket_mb": DEMO_BUCKET_MB, "first_bucket_mb": DEMO_BUCKET_MB}
+            reducers[f"{name} on {backend}"] = ringlet.GradientReducer(called, group=groups[backend], **caps)
+        ways[f"{name} on {backend}"] = Way(timed(called, loss), OVER_RANKS)
+    take_turns(list(ways.values()), options.turns, groups["gloo"], "reducer")
+    return rows({"comparison": "reducer", "model": "transformer", "backend": "ringlet"}, ways, reducers)
 
 
 def of_merging(rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> list[dict[str, Any]]:
     found = []
     for backend in options.merging_backends:
         for model_name, make in MODELS.items():
-            ways = []
+            ways, reducers = {}, {}
             for name, cap in (("measured", "measured"), ("25 MiB", 25)):
                 torch.manual_seed(1)
                 model, loss = make(options, rank)
-                reducer = ringlet.GradientReducer(model, group=groups[backend], bucket_mb=cap)
-                ways.append(Way(name, model, loss, reducer))
+                reducers[name] = ringlet.GradientReducer(model, group=groups[backend], bucket_mb=cap)
+                ways[name] = Way(timed(model, loss), OVER_RANKS)
             for step in range(DECIDED):
-                for way in ways:
-                    way.step(step)
-            take_turns(ways, options.turns, groups["gloo"], rank)
-            found += rows("merging", model_name, backend, ways)
+                for way in ways.values():
+                    way.timed(step)
+            take_turns(list(ways.values()), options.turns, groups["gloo"], model_name)
+            found += rows({"comparison": "merging", "model": model_name, "backend": backend}, ways, reducers)
     return found
 
 
-def take_turns(ways: list[Way], turns: int, group: dist.ProcessGroup, rank: int) -> None:
-    for turn in range(turns):
-        for place in range(len(ways)):
-            ways[(place + turn) % len(ways)].turn(turn * TURN_STEPS, group)
-        if rank == 0 and sys.stderr.isatty():
-            print(f"\r  turn {turn + 1} of {turns}  ", end="", file=sys.stderr, flush=True)
-
-
-def rows(comparison: str, model: str, backend: str, ways: list[Way]) -> list[dict[str, Any]]:
+def rows(
+    about: dict[str, str], ways: dict[str, Way], reducers: dict[str, ringlet.GradientReducer]
+) -> list[dict[str, Any]]:
     """One row a way. Ratios: how many times as long the way takes as the first one, the median over turns."""
-    found = []
-    for way in ways:
-        row: dict[str, Any] = {"comparison": comparison, "model": model, "backend": backend, "way": way.name}
-        row["step_ms"] = 1e3 * statistics.median(way.step_s)
-        row["exposed_ms"] = 1e3 * statistics.median(way.exposed_s)
-        for key in ("step_s", "exposed_s"):
-            pairs = zip(getattr(way, key), getattr(ways[0], key), strict=True)
-            row[f"{key[:-2]}_ratio"] = statistics.median(mine / first for mine, first in pairs)
-        row["turns"] = len(way.step_s)
-        if way.reducer is not None:
-            stats = way.reducer.stats()
+    found, first = [], next(iter(ways.values()))
+    for name, way in ways.items():
+        row: dict[str, Any] = {**about, "way": name, "turns": len(way.turns)}
+        columns = (zip(*one.turns, strict=True) for one in (way, first))
+        for key, mine, firsts in zip(("step", "exposed"), *columns, strict=True):
+            row[f"{key}_ms"] = 1e3 * statistics.median(mine)
+            row[f"{key}_ratio"] = statistics.median(a / b for a, b in zip(mine, firsts, strict=True))
+        if name in reducers:
+            stats = reducers[name].stats()
             row["buckets"], row["merging"] = len(stats["bucket_bytes"]), stats["merging"]
         found.append(row)
     return found
 
 
-def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)  # a file of this machine, which its hosts see
-    dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
+def measure(rank: int, world: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     groups = {"ringlet": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    found = of_reducer(rank, options, groups) + of_merging(rank, options, groups)
-    if rank == 0:
-        Path(folder, "rows.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return of_reducer(rank, options, groups) + of_merging(rank, options, groups)
 
 
-def measure_on_hosts(cluster: Cluster, folder: str) -> None:
-    """This program once more for each rank, on its host."""
-    with Hosts(cluster) as hosts:
+def on_hosts(cluster: Cluster) -> list[dict[str, Any]]:
+    """What `measure` returns on rank 0; this program runs once more for each rank, on its host."""
+    with tempfile.TemporaryDirectory() as folder, Hosts(cluster) as hosts:
         ranks = []
         for rank in range(cluster.world):
-            command = [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--folder", folder]
+            words = [*sys.argv[1:], "--rank", str(rank), "--folder", folder]
+            command = [sys.executable, "-m", "benchmarks.reducer_step", *words]
             ranks.append(hosts.start(cluster.host_of(rank), command))
         if any([rank.wait() for rank in ranks]):
             sys.exit("a rank failed")
+        return local_ranks.result(folder)
 
 
 # --- what is shown
@@ -215,33 +168,17 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [*words, *figures, f"{row['exposed_ratio']:.2f}", str(row.get("buckets", "")), kept]
 
 
-def table(comparison: str, found: list[dict[str, Any]]) -> list[list[str]]:
-    return [list(COLUMNS), *(cells(row) for row in found if row["comparison"] == comparison)]
-
-
-def show(found: list[dict[str, Any]]) -> None:
+def tables(found: list[dict[str, Any]]) -> list[str]:
+    lines = []
     for comparison, title in TITLES.items():
-        lines = table(comparison, found)
-        widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-        print(f"\n{title}\n")
-        for line in lines:
-            print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        mine = [cells(row) for row in found if row["comparison"] == comparison]
+        lines += [f"## {title}", "", *page.markdown_table(COLUMNS, mine, left=3), ""]
+    return [*lines, "## What merging by measurement measured, predicted and kept", "", *told(found)]
 
 
-def markdown(found: list[dict[str, Any]], meta: dict[str, Any], ranks: Cluster | int) -> str:
-    lines = [f"# The gradient reducer on {meta['machine']['name']}, {meta['date'][:10]}", ""]
-    lines += ["Written by `benchmarks/reducer_step.py --report`, which says what is measured.", ""]
-    lines += facts(meta, ranks=str(ranks))
-    for comparison, title in TITLES.items():
-        lines += ["", f"## {title}", "", *in_markdown(table(comparison, found), left=3)]
-    lines += ["", "## What merging by measurement measured, predicted and kept", "", *in_markdown(told(found), left=2)]
-    return "\n".join(lines) + "\n"
-
-
-def told(found: list[dict[str, Any]]) -> list[list[str]]:
+def told(found: list[dict[str, Any]]) -> list[str]:
     """Of each measured way alpha and beta, and milliseconds of a backward on both layouts."""
-    head = ["model", "backend", "alpha us", "beta ns/KiB"]
-    lines = [[*head, "predicted plain", "merged", "measured plain", "merged", "kept"]]
+    lines = []
     for row in found:
         merging = row.get("merging") or {}
         if "cost" in merging:
@@ -250,13 +187,18 @@ def told(found: list[dict[str, Any]]) -> list[list[str]]:
             for times in (merging["predicted_s"], merging.get("measured_s", {})):
                 figures += [f"{1e3 * times[name]:.2f}" if times else "the same" for name in ("plain", "merged")]
             lines.append([row["model"], row["backend"], *figures, kept])
-    return lines
-
-
-def in_markdown(lines: list[list[str]], left: int) -> list[str]:
-    rule = "|" + "".join("---|" if column < left else "---:|" for column in range(len(lines[0])))
-    head, *body = ("| " + " | ".join(line) + " |" for line in lines)
-    return [head, rule, *body]
+    head = (
+        "model",
+        "backend",
+        "alpha us",
+        "beta ns/KiB",
+        "predicted plain",
+        "merged",
+        "measured plain",
+        "merged",
+        "kept",
+    )
+    return page.markdown_table(head, lines, left=2)
 
 
 def main() -> None:
@@ -268,31 +210,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32, help="of the models that are no transformer")
     parser.add_argument("--merging-backends", nargs="+", choices=("ringlet", "gloo"), default=["ringlet", "gloo"])
-    parser.add_argument("--json", type=Path, help="a row a line, to this file; circumstances beside it in .meta.json")
-    parser.add_argument("--report", type=Path, help="a page in Markdown, to this file")
     parser.add_argument("--quick", action="store_true", help="tiny models, for tests")
-    options = parser.parse_args()
-    outputs.check({"--json": options.json, "--report": options.report})
-    if options.hosts:
-        options.ranks = options.hosts.world
+    options = page.parse(parser)
     if options.rank is not None:
-        return measure(options.rank, options.ranks, options, options.folder)
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        if options.hosts:
-            measure_on_hosts(options.hosts, folder)
-        else:
-            torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
-        found = json.loads(Path(folder, "rows.json").read_text())
-    meta = circumstances(load)
-    show(found)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in found))
-        options.json.with_suffix(".meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    if options.report:
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(markdown(found, meta, options.hosts or options.ranks))
+        return local_ranks.act(options.rank, options.hosts.world, options.folder, measure, (options,), "ringlet")
+    found = on_hosts(options.hosts) if options.hosts else local_ranks.on_ranks(measure, options.ranks, options)
+    lines = tables(found)
+    print("\n".join(lines))
+    ranks = str(options.hosts or options.ranks)
+    page.write(options, "reducer", "The gradient reducer", lines, found, ranks=ranks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What reproducible=True promises, and what it costs: digests of weights by the number of ranks, and times of steps.
 
-    python benchmarks/reproducible.py --json out/reproducible.jsonl --report out/reproducible.md
+    python -m benchmarks.reproducible --json out/reproducible.jsonl --report out/reproducible.md
 
 Digests: every way trains two models for 100 steps of 8 micro-batches, which the ranks share, in one world after the
 other. "4, then 2": half of the steps on 4 ranks, and the others on 2, from the state that those left. All numbers of
@@ -8,7 +8,7 @@ ranks must give one digest with reproducible=True.
 
 Cost: a step of 8 micro-batches with reproducible=True beside one of plain accumulation, in the same processes, which
 take turns. A ratio is the median of the turns' ratios; a turn's step takes as long as its slowest rank's, and its
-processor time is the sum over ranks.
+processor time is the mean over ranks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
-import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,23 +28,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from benchmarks import page
+from benchmarks.local_ranks import on_ranks
+from benchmarks.step import by_clocks, take_turns
+from examples.char_transformer import CharTransformer, Size, Text, loss_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
-from ringlet.bench.results import circumstances
-from ringlet.bench.run import Outcome
-from ringlet.cli import outputs
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.page import facts
-
-from char_transformer import CharTransformer, Size, Text, loss_of
 
 WINDOW = 8  # micro-batches of a step
 WORLDS = (8, 4, 2, 1)  # 4 ranks leave a state, from which 2 go on
-TURN_STEPS = 3  # of the cost; the first of them, with cold caches, is not timed
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # of the model, the step and the micro-batch's number
 Made = tuple[nn.Module, Loss]
 
@@ -232,26 +223,6 @@ def all_digests(
 # --- cost
 
 
-@dataclass
-class Measured:
-    trainer: Trainer
-    wall_s: list[float] = field(default_factory=list)  # by turn
-    processor_s: list[float] = field(default_factory=list)
-
-    def turn(self, number: int, group: dist.ProcessGroup) -> None:
-        times = []
-        for step in range(TURN_STEPS):
-            dist.barrier(group)
-            began, used = time.perf_counter(), time.process_time()
-            self.trainer.step(number * TURN_STEPS + step)
-            times.append((time.perf_counter() - began, time.process_time() - used))
-        wall, processor = torch.tensor(times[1:], dtype=torch.float64).T.contiguous()
-        dist.all_reduce(wall, dist.ReduceOp.MAX, group)
-        dist.all_reduce(processor, dist.ReduceOp.SUM, group)
-        self.wall_s.append(wall.median().item())
-        self.processor_s.append(processor.median().item())
-
-
 def all_costs(
     rank: int, world: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup]
 ) -> Iterable[dict[str, Any]]:
@@ -263,16 +234,14 @@ def all_costs(
             ),
             "Zero stage 1": lambda yes, make=make_model: by_zero(make(), groups["shared memory"], 1, yes),
         }
-        ways = {(way, yes): Measured(make(yes)) for way, make in pairs.items() for yes in (False, True)}
-        order = list(ways)
-        for turn in range(-1, options.turns):  # the first one is warming up
-            for place in range(len(order)):
-                ways[order[(place + turn) % len(order)]].turn(turn + 1, groups["gloo"])
+        trainers = {(way, yes): make(yes) for way, make in pairs.items() for yes in (False, True)}
+        ways = {key: by_clocks(trainer.step, groups["gloo"]) for key, trainer in trainers.items()}
+        take_turns(list(ways.values()), options.turns, groups["gloo"], model_name)
         for way in pairs:
             row: dict[str, Any] = {"model": model_name, "way": way, "ranks": world, "turns": options.turns}
-            row["parameters"] = sum(p.numel() for p in ways[way, True].trainer.model.parameters())
-            for key in ("wall_s", "processor_s"):
-                plain, reproducible = (getattr(ways[way, yes], key)[1:] for yes in (False, True))
+            row["parameters"] = sum(p.numel() for p in trainers[way, True].model.parameters())
+            times = (zip(*ways[way, yes].turns, strict=True) for yes in (False, True))
+            for key, plain, reproducible in zip(("wall_s", "processor_s"), *times, strict=True):
                 ratios = sorted(b / a for a, b in zip(plain, reproducible, strict=True))
                 row[key] = [statistics.median(plain), statistics.median(reproducible)]
                 row[f"{key}_ratio"] = statistics.median(ratios)
@@ -285,10 +254,7 @@ def all_costs(
 # --- ranks, and what is shown
 
 
-def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store-{world}", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> dict[str, list[dict[str, Any]]]:
     groups = {"gloo": dist.group.WORLD}
     for name, transport in (("shared memory", "shared_memory"), ("TCP", "tcp")):
         groups[name] = dist.new_group(backend="ringlet", pg_options=ringlet.BackendOptions(transport=transport))
@@ -297,50 +263,41 @@ def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> 
         found["digests"] = list(all_digests(rank, world, options, groups, Path(folder)))
     if "costs" in options.parts and world in (2, 4):
         found["costs"] = list(all_costs(rank, world, options, groups))
-    if rank == 0:
-        Path(folder, f"found-{world}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
-def table_of_digests(rows: list[dict[str, Any]]) -> list[list[str]]:
+def table_of_digests(rows: list[dict[str, Any]]) -> list[str]:
     """A line a model and way, a column a number of ranks."""
     columns = ["1", "2", "4", "8", "4, then 2"]
     head = ["1 rank", *(f"{ranks} ranks" for ranks in columns[1:4]), columns[4]]
-    lines = [["model", "way", "over", *head, "same bits"]]
+    lines = []
     for key in dict.fromkeys((row["model"], row["way"], row["over"]) for row in rows):
         mine = {row["ranks"]: row["digests"] for row in rows if (row["model"], row["way"], row["over"]) == key}
         cells = [" ".join(mine[ranks]) if ranks in mine else "" for ranks in columns]
         same = len({digest for digests in mine.values() for digest in digests}) == 1
         lines.append([*key, *cells, "yes" if same else "no"])
-    return lines
+    return page.markdown_table(["model", "way", "over", *head, "same bits"], lines, left=9)
 
 
-def table_of_costs(rows: list[dict[str, Any]]) -> list[list[str]]:
-    lines = [["model", "parameters", "way", "ranks", "plain ms", "step ms", "ratio", "its quartiles", "processor time"]]
+def table_of_costs(rows: list[dict[str, Any]]) -> list[str]:
+    head = ["model", "parameters", "way", "ranks", "plain ms", "step ms", "ratio", "its quartiles", "processor time"]
+    lines = []
     for row in rows:
         low, high = row["wall_s_quartiles"]
         times = [f"{1e3 * seconds:.0f}" for seconds in row["wall_s"]]
         ratios = [f"{row['wall_s_ratio']:.3f}", f"{low:.3f} to {high:.3f}", f"{row['processor_s_ratio']:.3f}"]
-        lines.append([row["model"], f"{row['parameters']:,}", row["way"], str(row["ranks"]), *times, *ratios])
-    return lines
+        lines.append([row["model"], f"{row['parameters']:,}", row["way"], row["ranks"], *times, *ratios])
+    return page.markdown_table(head, lines, left=3)
 
 
-def markdown(digests: list[dict[str, Any]], costs: list[dict[str, Any]], meta: dict[str, Any]) -> str:
-    lines = [f"# Reproducible training on {meta['machine']['name']}, {meta['date'][:10]}", ""]
-    lines += ["Written by `benchmarks/reproducible.py --report`, which says what is measured.", "", *facts(meta)]
+def tables(digests: list[dict[str, Any]], costs: list[dict[str, Any]]) -> list[str]:
+    lines = []
     if digests:
         title = f"## Digests of the weights after {digests[0]['steps']} steps of {WINDOW} micro-batches"
-        lines += ["", title, "", *in_markdown(table_of_digests(digests))]
+        lines += [title, "", *table_of_digests(digests), ""]
     if costs:
-        lines += ["", "## A step with reproducible=True, beside plain accumulation", ""]
-        lines += in_markdown(table_of_costs(costs))
-    return "\n".join(lines) + "\n"
-
-
-def in_markdown(lines: list[list[str]]) -> list[str]:
-    head, *body = ("| " + " | ".join(line) + " |" for line in lines)
-    return [head, "|" + "---|" * len(lines[0]), *body]
+        lines += ["## A step with reproducible=True, beside plain accumulation", "", *table_of_costs(costs)]
+    return lines
 
 
 def main() -> int:
@@ -348,28 +305,16 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=("digests", "costs"), default=["digests", "costs"])
     parser.add_argument("--steps", type=int, default=100, help="of the digests")
     parser.add_argument("--turns", type=int, default=12, help="of the costs")
-    parser.add_argument("--json", type=Path, help="a row a line, to this file; circumstances beside it in .meta.json")
-    parser.add_argument("--report", type=Path, help="a page in Markdown, to this file")
     parser.add_argument("--quick", action="store_true", help="a tiny model, for tests")
-    options = parser.parse_args()
-    outputs.check({"--json": options.json, "--report": options.report})
-    versions = {"torch": torch.__version__, "ringlet": ringlet.__version__}
-    meta = circumstances(os.getloadavg()[0], Outcome(versions=versions))
+    options = page.parse(parser)
     found: dict[str, list[dict[str, Any]]] = {"digests": [], "costs": []}
     with tempfile.TemporaryDirectory() as folder:
         for world in WORLDS if "digests" in options.parts else (4, 2):
-            torch.multiprocessing.spawn(measure, (world, options, folder), nprocs=world)
-            for part, rows in json.loads(Path(folder, f"found-{world}.json").read_text()).items():
+            for part, rows in on_ranks(measure, world, options, folder, backend="gloo").items():
                 found[part] += rows
-    page = markdown(*found.values(), meta)
-    print(page)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text("".join(json.dumps(row) + "\n" for rows in found.values() for row in rows))
-        options.json.with_suffix(".meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    if options.report:
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(page)
+    lines = tables(**found)
+    print("\n".join(lines))
+    page.write(options, "reproducible", "Reproducible training", lines, [*found["digests"], *found["costs"]])
     for model in dict.fromkeys(row["model"] for row in found["digests"]):
         mine = [row for row in found["digests"] if row["model"] == model]
         if len({digest for row in mine if row["reproducible"] for digest in row["digests"]}) != 1:

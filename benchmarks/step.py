@@ -1,6 +1,6 @@
 """What communication costs a training step, for each way to train: overhead over the same step without communication.
 
-    python benchmarks/step.py --models demo tiny gpt --json out/step.jsonl
+    python -m benchmarks.step --models demo tiny gpt --json out/step.jsonl --report out/step.md
 
 All ways live in the same processes and take turns of a few steps, each time another one first; `none` is the same model
 that every rank trains by itself. A turn's step takes as long as its slowest rank's; its processor time is the mean over
@@ -13,32 +13,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks import page
+from benchmarks.local_ranks import on_ranks
+from examples.char_transformer import CharTransformer, Size, Text, loss_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
-from ringlet.bench.results import circumstances
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from char_transformer import CharTransformer, Size, Text, loss_of
 
 TURN_STEPS = 4  # the first of them, with cold caches, is not timed
 Loss = Callable[[nn.Module, int], torch.Tensor]
 Step = Callable[[int], None]
+Timed = Callable[[int], tuple[float, float]]
 
 # --- models
 
@@ -200,30 +197,46 @@ def installed(way: str) -> bool:
 
 
 @dataclass
-class Measured:
-    step: Step
-    wall_s: list[float] = field(default_factory=list)  # by turn
-    processor_s: list[float] = field(default_factory=list)
+class Way:
+    """A way to train. timed: makes the step of a number, and gives two of its figures on this rank. turns: of each turn
+    the medians over steps of both figures, each over the ranks by its operation."""
+
+    timed: Timed
+    over_ranks: tuple[dist.ReduceOp, dist.ReduceOp]
+    turns: list[list[float]] = field(default_factory=list)
 
     def turn(self, number: int, group: dist.ProcessGroup) -> None:
-        wall, processor = [], []
-        for place in range(TURN_STEPS):
-            dist.barrier(group)
-            began, used = time.perf_counter(), time.process_time()
-            self.step(number * TURN_STEPS + place)
-            wall.append(time.perf_counter() - began)
-            processor.append(time.process_time() - used)
-        slowest, spent = torch.tensor(wall[1:]).double(), torch.tensor(processor[1:]).double()
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
-        dist.all_reduce(spent, dist.ReduceOp.SUM, group)
-        self.wall_s.append(slowest.median().item())
-        self.processor_s.append(spent.median().item() / dist.get_world_size(group))
+        found = [self.timed(number * TURN_STEPS + place) for place in range(TURN_STEPS)]
+        figures = torch.tensor(found[1:], dtype=torch.float64).T.contiguous()
+        for of_steps, op in zip(figures, self.over_ranks, strict=True):
+            dist.all_reduce(of_steps, op, group)
+        self.turns.append(figures.median(1).values.tolist())
 
 
-def measure_rank(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
+def by_clocks(step: Step, group: dist.ProcessGroup) -> Way:
+    """In seconds: the slowest rank's time, and the mean of the ranks' processor time."""
+
+    def timed(number: int) -> tuple[float, float]:
+        dist.barrier(group)
+        began, used = time.perf_counter(), time.process_time()
+        step(number)
+        return time.perf_counter() - began, (time.process_time() - used) / dist.get_world_size(group)
+
+    return Way(timed, (dist.ReduceOp.MAX, dist.ReduceOp.SUM))
+
+
+def take_turns(ways: Sequence[Way], turns: int, group: dist.ProcessGroup, what: str) -> None:
+    """Each time another way first. A turn that warms up comes before, and does not count."""
+    for turn in range(-1, turns):
+        for place in range(len(ways)):
+            ways[(place + turn) % len(ways)].turn(turn + 1, group)
+        if dist.get_rank() == 0 and sys.stderr.isatty():
+            print(f"\r  {what}: turn {turn + 1} of {turns}  ", end="", file=sys.stderr, flush=True)
+    for way in ways:
+        del way.turns[0]
+
+
+def measure(rank: int, world: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     groups = {"ringlet": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     found = []
     for name in options.models:
@@ -234,44 +247,36 @@ def measure_rank(rank: int, world: int, options: argparse.Namespace, folder: str
             return make(rank)
 
         setting = Setting(fresh, bucket_mb, groups)
-        ways = {way: Measured(WAYS[way](setting)) for way in options.ways}
-        order = list(ways)
-        for turn in range(-1, options.turns):  # the first one is warming up
-            for place in range(len(order)):
-                ways[order[(place + turn) % len(order)]].turn(turn + 1, groups["gloo"])
-            if rank == 0 and sys.stderr.isatty():
-                print(f"\r  {name}: turn {turn + 1} of {options.turns}  ", end="", file=sys.stderr, flush=True)
+        ways = {way: by_clocks(WAYS[way](setting), groups["gloo"]) for way in options.ways}
+        take_turns(list(ways.values()), options.turns, groups["gloo"], name)
         parameters = sum(parameter.numel() for parameter in fresh()[0].parameters())
-        found += [row(name, parameters, way, ways) for way in order]
-    if rank == 0:
-        Path(folder, "rows.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+        found += [row(name, parameters, way, ways) for way in ways]
+    return found
 
 
-def row(model: str, parameters: int, way: str, ways: dict[str, Measured]) -> dict[str, Any]:
+def row(model: str, parameters: int, way: str, ways: dict[str, Way]) -> dict[str, Any]:
     found: dict[str, Any] = {"model": model, "parameters": parameters, "way": way}
-    for key, name in (("wall_s", "step"), ("processor_s", "processor")):
-        mine, alone = getattr(ways[way], key)[1:], getattr(ways["none"], key)[1:]
+    figures = (zip(*ways[name].turns, strict=True) for name in (way, "none"))
+    for name, mine, alone in zip(("step", "processor"), *figures, strict=True):
         over = sorted(a - b for a, b in zip(mine, alone, strict=True))
         found[f"{name}_ms"] = 1e3 * statistics.median(mine)
         found[f"{name}_over_ms"] = 1e3 * statistics.median(over)
         found[f"{name}_over_quartiles_ms"] = [1e3 * over[len(over) // 4], 1e3 * over[-1 - len(over) // 4]]
-    return found | {"turns": len(ways[way].wall_s) - 1}
+    return found | {"turns": len(ways[way].turns)}
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def tables(rows: list[dict[str, Any]]) -> list[str]:
+    head = ("way", "step ms", "over none ms", "its quartiles", "processor ms", "over none ms")
+    lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
-        print(f"\n{model}, {mine[0]['parameters']:,} parameters\n")
-        print("| way | step ms | over none ms | its quartiles | processor ms | over none ms |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        cells = []
         for row in mine:
             low, high = row["step_over_quartiles_ms"]
-            print(
-                f"| {row['way']} | {row['step_ms']:.2f} | {row['step_over_ms']:.2f} | {low:.2f} to {high:.2f} "
-                f"| {row['processor_ms']:.2f} | {row['processor_over_ms']:.2f} |"
-            )
+            times = [f"{row[key]:.2f}" for key in ("step_ms", "step_over_ms", "processor_ms", "processor_over_ms")]
+            cells.append([row["way"], *times[:2], f"{low:.2f} to {high:.2f}", *times[2:]])
+        lines += [f"{model}, {mine[0]['parameters']:,} parameters", "", *page.markdown_table(head, cells, left=1), ""]
+    return lines
 
 
 def main() -> None:
@@ -280,22 +285,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["demo", "tiny", "wide", "gpt"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--json", type=Path, help="a row a line, to this file; circumstances beside it in .meta.json")
-    options = parser.parse_args()
-    options.ways = list(dict.fromkeys(["none", *options.ways]))
-    absent = [way for way in options.ways if not installed(way)]
-    options.ways = [way for way in options.ways if way not in absent]
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measure_rank, (options.ranks, options, folder), nprocs=options.ranks)
-        rows = json.loads(Path(folder, "rows.json").read_text())
-    show(rows)
-    if absent:
-        print(f"\nleft out, because their library is not installed: {', '.join(absent)}")
-    if options.json:
-        load_free = circumstances(0.0)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options.json.with_suffix(".meta.json").write_text(json.dumps(load_free, indent=2) + "\n")
+    options = page.parse(parser)
+    wanted = dict.fromkeys(["none", *options.ways])
+    options.ways = [way for way in wanted if installed(way)]
+    rows = on_ranks(measure, options.ranks, options)
+    lines = tables(rows)
+    if absent := [way for way in wanted if way not in options.ways]:
+        lines.append(f"Left out, because their library is not installed: {', '.join(absent)}.")
+    print("\n" + "\n".join(lines))
+    page.write(options, "step", f"What communication costs a training step of {options.ranks} ranks", lines, rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Reveals the summation orders of the libraries of docs/numerics.md, a JSON line each.
 
-python benchmarks/summation_orders.py FILE.jsonl [MODULE:FUNCTION=VERSION ...]
+python -m benchmarks.summation_orders FILE.jsonl [MODULE:FUNCTION=VERSION ...]
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.__main__ import main
+
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.schedule import algorithms
 from ringlet.schedule.collectives import REDUCTIONS
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.__main__ import main
 
 LIBRARIES = ("gloo", *MPI_PEERS)
 WORLDS = (3, 4, 8)

@@ -8,18 +8,17 @@ docs/decisions/0052-sizes-are-measured-by-processor.md has the reasons.
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.local_ranks import agreed, group_with, in_turns, on_ranks, seconds_a_call
 
 import ringlet
 from ringlet import _C
@@ -106,9 +105,7 @@ def calibrate(built_in: Values) -> tuple[list[Found], float]:
     busy."""
     if len(os.sched_getaffinity(0)) < 2:
         raise BenchError("calibrating needs two processors, and this process may use one only")
-    with tempfile.TemporaryDirectory(prefix="ringlet-calibrate-") as folder:
-        ringlet.spawn(_rank, 2, (folder, writable(built_in)), transport="shared_memory")
-        told = json.loads((Path(folder) / "found").read_text())
+    told = on_ranks(_rank, 2, writable(built_in))
     if told["share"] < LEAST_SHARE:
         raise BenchError(
             f"a rank had its processor for {told['share']:.0%} of the time only: calibrate while nothing else runs"
@@ -121,25 +118,23 @@ def writable(values: Values) -> dict[str, int]:
     return {name: min(value, _EVER) for name, value in values.items()}
 
 
-def _rank(rank: int, folder: str, built_in: Values) -> None:
+def _rank(rank: int, world: int, built_in: Values) -> dict[str, Any]:
     began, busy = time.monotonic(), time.process_time()
-    bench = Bench(rank, Path(folder))
+    bench = Bench()
     first = bench.measure(points(built_in), _BUDGET_S)
     chosen = {name: value for name, value in choose(first, built_in).items() if value != built_in[name]}
     again = bench.measure(differing(chosen, built_in), _CONFIRM_S)
     found = confirmed(again, chosen, built_in)
     seconds = time.monotonic() - began
     share = -agreed([-(time.process_time() - busy) / seconds])[0]  # ranks that wait for a moment spin
-    if rank == 0:
-        told = {"found": [asdict(one) for one in found], "seconds": seconds, "share": share}
-        (Path(folder) / "found").write_text(json.dumps(told))
+    return {"found": [asdict(one) for one in found], "seconds": seconds, "share": share}
 
 
 class Bench:
     """Groups by value, and tensors. Both ranks make the same calls in the same order."""
 
-    def __init__(self, rank: int, folder: Path) -> None:
-        self._rank, self._folder, self._shuffler = rank, folder, random.Random(0)
+    def __init__(self) -> None:
+        self._shuffler = random.Random(0)
         most = max(size for one in SIZES for size in one.sizes)
         self._tensors = {"registered": ringlet.empty(most // 4), "ordinary": torch.empty(most // 4)}
         for tensor in self._tensors.values():
@@ -148,7 +143,7 @@ class Bench:
     def measure(self, wanted: Sequence[Point], budget_s: float) -> Times:
         """All points in turns, as often as the budget allows."""
         keys = dict.fromkeys((point.name, value) for point in wanted for value in point.values)
-        groups = {key: self._group(*key) for key in keys}
+        groups = {key: group_with(table_line(*key, "")) for key in keys}
         try:
             return self._measure(wanted, groups, budget_s)
         finally:
@@ -160,14 +155,13 @@ class Bench:
     ) -> Times:
         batches = {}
         for point in wanted:
-            called = [seconds_a_call(self._tensor(point), groups[point.name, value], 2) for value in point.values]
+            called = [seconds_a_call(way, 2) for way in self._ways(point, groups)]
             batches[point] = max(1, round(_SAMPLE_S / agreed([min(called)])[0]))
         times: Times = {point: [] for point in wanted}
         rounds, spent = _MOST_ROUNDS, time.monotonic()
         for turn in range(_MOST_ROUNDS):
             for point in wanted:
-                mine = [groups[point.name, value] for value in point.values]
-                times[point].append(in_turns(self._tensor(point), mine, batches[point], self._shuffler))
+                times[point].append(in_turns(self._ways(point, groups), batches[point], self._shuffler))
             if turn == 1:  # the first has been a warm-up too
                 each = agreed([(time.monotonic() - spent) / 2])[0]
                 rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(budget_s / each)))
@@ -175,48 +169,11 @@ class Bench:
                 break
         return {point: [agreed(found) for found in times[point]] for point in wanted}
 
-    def _group(self, name: str, value: int) -> ringlet.Group:
-        """A group of both ranks with this value. Rank 0's table counts."""
-        table = self._folder / f"{name}-{value}-{self._rank}"
-        table.write_text(table_line(name, value, ""))
-        os.environ["RINGLET_TABLE"] = str(table)
-        group = ringlet.new_group([0, 1])
-        assert isinstance(group, ringlet.Group)
-        return group
-
-    def _tensor(self, point: Point) -> torch.Tensor:
-        return self._tensors[point.memory][: point.bytes // 4]
-
-
-def seconds_a_call(
-    tensor: torch.Tensor, group: ringlet.Group, calls: int, call: Callable[..., Any] = ringlet.all_reduce
-) -> float:
-    call(tensor, group=group)
-    start = time.perf_counter()
-    for _ in range(calls):
-        call(tensor, group=group)
-    return (time.perf_counter() - start) / calls
-
-
-def in_turns(
-    tensor: torch.Tensor,
-    groups: Sequence[ringlet.Group],
-    calls: int,
-    shuffler: random.Random,
-    call: Callable[..., Any] = ringlet.all_reduce,
-) -> list[float]:
-    """Each group's seconds a call, measured in an order drawn anew, the same on both ranks."""
-    found = [0.0] * len(groups)
-    for place in shuffler.sample(range(len(groups)), len(groups)):
-        found[place] = seconds_a_call(tensor, groups[place], calls, call)
-    return found
-
-
-def agreed(mine: Sequence[float]) -> list[float]:
-    """Of each number the larger rank's."""
-    both = torch.tensor(mine, dtype=torch.float64)
-    ringlet.all_reduce(both, op="max")
-    return both.tolist()
+    def _ways(self, point: Point, groups: Mapping[tuple[str, int], ringlet.Group]) -> list[Callable[[], object]]:
+        tensor = self._tensors[point.memory][: point.bytes // 4]
+        return [
+            functools.partial(ringlet.all_reduce, tensor, group=groups[point.name, value]) for value in point.values
+        ]
 
 
 def points(built_in: Values) -> list[Point]:

@@ -18,10 +18,11 @@ HERE = pathlib.Path(ringlet.__file__).parents[1]
 def test_all_ways_of_two_builds():
     words = f"--way {','.join(builds.WAYS)} --sizes 4 --starts 1 --rounds 1 --ms 1 --least 0".split()
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "builds.py"), str(HERE), *words],
+        [sys.executable, "-m", "benchmarks.builds", str(HERE), *words],
         capture_output=True,
         text=True,
         timeout=120,
+        cwd=ROOT,
     )
     assert ran.returncode == 0, ran.stderr
     rows = [line.split(" | ")[:3] for line in ran.stdout.splitlines() if line.endswith("|")][2:]

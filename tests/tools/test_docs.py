@@ -146,8 +146,11 @@ def test_commands_are_known(page, line):
         parse([second, *words][:-1])
     elif first == "make":
         assert re.search(rf"^[\w -]*\b{second}\b[\w -]*:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    elif second != "-m":
+    else:
         program = first if first != "python" else second
+        if second == "-m":
+            module = words[0].replace(".", "/")
+            program = module if module == "benchmarks" else f"{module}.py"
         assert (ROOT / program).exists() or "/" not in program
 
 

@@ -12,10 +12,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(program, *arguments):
+    """program: a file, or a module of benchmarks."""
     path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(ROOT / program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    words = [str(ROOT / program)] if program.endswith(".py") else ["-m", program]
+    command = [sys.executable, *words, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -42,7 +44,7 @@ def test_the_merge_example():
 def test_bits_do_not_depend_on_bucket_sizes(tmp_path):
     """7 MiB of gradients in buckets of 1 to 100 MiB. The ring, of several trees, shows that bits can."""
     sizes = ["--sizes", "1", "4", "5", "6", "100"]
-    run("benchmarks/bucket_bits.py", "--layers", "7", *sizes, "--json", str(tmp_path / "bits.json"))
+    run("benchmarks.bucket_bits", "--layers", "7", *sizes, "--json", str(tmp_path / "bits.json"))
     found = json.loads((tmp_path / "bits.json").read_text())
     assert found["same_bits"]["reducer, two_shot"] and found["same_bits"]["reducer, butterfly"]
     assert not found["same_bits"]["reducer, ring"]
@@ -51,31 +53,35 @@ def test_bits_do_not_depend_on_bucket_sizes(tmp_path):
 
 def test_the_benchmark_of_steps(tmp_path):
     words = ["--quick", "--turns", "2", "--merging-backends", "ringlet"]
-    run("benchmarks/reducer_step.py", *words, "--json", str(tmp_path / "a.jsonl"), "--report", str(tmp_path / "a.md"))
+    run("benchmarks.reducer_step", *words, "--json", str(tmp_path / "a.jsonl"), "--report", str(tmp_path / "a.md"))
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [row["way"] for row in rows[:3]] == ["reducer on ringlet", "DDP on ringlet", "DDP on gloo"]
     assert len(rows) == 3 + 2 * 3 and all(row["step_ms"] > 0 and row["turns"] == 2 for row in rows)
     assert all(row["merging"]["kept"] in ("plain", "merged") for row in rows[3::2])
     meta = json.loads((tmp_path / "a.meta.json").read_text())
-    assert meta["command"].startswith("benchmarks/reducer_step.py --quick")
+    assert meta["command"].startswith("python -m benchmarks.reducer_step --quick")
     assert meta["machine"]["cores"] >= 1 and meta["commit"]
     page = (tmp_path / "a.md").read_text()
     assert meta["commit"] in page and page.count("| transformer |") == 5 + ("cost" in rows[7]["merging"])
 
 
 def test_the_benchmark_of_all_ways_to_train(tmp_path):
-    out = run("benchmarks/step.py", "--models", "quick", "--turns", "2", "--json", str(tmp_path / "a.jsonl"))
+    words = ["--models", "quick", "--turns", "2", "--json", str(tmp_path / "a.jsonl")]
+    out = run("benchmarks.step", *words, "--report", str(tmp_path))
     rows = {row["way"]: row for row in map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())}
     assert {"none", "naive", "ddp-gloo", "ddp-ringlet", "reducer", "zero-3", "fsdp2-3"} <= set(rows)
     assert all(row["step_ms"] > 0 and row["turns"] == 2 for row in rows.values())
     assert rows["none"]["step_over_ms"] == 0
-    assert "over none ms" in out
+    assert json.loads((tmp_path / "a.meta.json").read_text())["load_before"] > 0
+    (page,) = tmp_path.glob("*-step.md")
+    table = [line for line in page.read_text().splitlines() if line.startswith("| zero-3 |")]
+    assert len(table) == 1 and table[0] in out
 
 
 def test_the_benchmark_of_reproducible_training(tmp_path):
     """Which fails by itself where reproducible=True does not give one digest of a model."""
     words = ["--quick", "--steps", "6", "--turns", "2", "--json", str(tmp_path / "a.jsonl")]
-    page = run("benchmarks/reproducible.py", *words, "--report", str(tmp_path / "a.md"))
+    page = run("benchmarks.reproducible", *words, "--report", str(tmp_path / "a.md"))
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     digests = [row for row in rows if "digests" in row]
     assert len(digests) == 2 * (6 * 5 + 2 * 4) and len(rows) == len(digests) + 2 * 2
@@ -120,7 +126,7 @@ def test_zeros_example_takes_deepspeeds_settings(tmp_path):
 
 def test_the_measurement_of_memory(tmp_path):
     rows, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    run("benchmarks/zero_memory.py", "--worlds", "2,4", "--width", 128, "--layers", 2, "--json", rows, "--report", page)
+    run("benchmarks.zero_memory", "--worlds", "2,4", "--width", 128, "--layers", 2, "--json", rows, "--report", page)
     measured = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["stage"] for row in measured] == [1, 2, 3] * 2
     for row in measured:
