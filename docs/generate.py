@@ -22,6 +22,8 @@ from ringlet.schedule.prove import Proof, prove
 
 DOCS = Path(__file__).parent
 sys.path += [str(DOCS), str(DOCS.parent), str(DOCS.parent / "tests" / "conformance")]
+from benchmarks.page import markdown_table  # noqa: E402
+
 import conformance_tables  # noqa: E402
 import fastest  # noqa: E402
 import figures  # noqa: E402
@@ -40,94 +42,9 @@ MORE_PICTURES = [
     ("all_reduce", "double_binary_tree", 6),
     ("all_reduce", "torus", 6),
 ]
-# Constants that a user may want to know: name, file in csrc/, what it limits.
-LIMITS = [
-    (
-        "kSmallBytes",
-        "engine/tuning.h",
-        "up to this size every message is staged, also in registered memory",
-    ),
-    ("kSmallBytesOfTwo", "engine/tuning.h", "the same in a world of two"),
-    ("kStagedSegmentBytes", "engine/tuning.h", "a segment, with staging buffers"),
-    ("kStagedSegmentBytesInTurns", "engine/pull/pull_executor.cc", "the same if ranks outnumber processors"),
-    ("kInPlaceSegmentBytes", "engine/tuning.h", "a segment in place, if no rank uses a staging buffer"),
-    (
-        "kTimedCopyBytes",
-        "engine/tuning.h",
-        "from this size on, ranks try to write staging buffers past the cache, and do so where that is quicker",
-    ),
-    (
-        "kStreamingBytes",
-        "engine/tuning.h",
-        "from this size on, results that nobody reads again bypass the cache",
-    ),
-    (
-        "kDemoteBytes",
-        "reduce/kernels.h",
-        "up to this size, what a peer reads next is pushed to the cache that cores share",
-    ),
-    ("kSideBySideBytes", "reduce/level.h", "from this size on, a reduction or copy goes over several parts at once"),
-    ("kStagingBytes", "transport/transport.h", "room for the staging buffers of one rank of one group"),
-    ("kPayloadBytes", "transport/ring_pipe.cc", "the payload of a segment of a pipe between ranks of one host"),
-    ("kMessagesBytes", "transport/transport.h", "room for segments that a peer has not taken"),
-    ("kAllMessagesBytes", "transport/transport.h", "the same for all peers, if it is less (but 512 KiB for each)"),
-    ("kShortBytes", "transport/transport.h", "up to this size a payload stands with its header in a slot"),
-    ("kInPlaceBytes", "engine/p2p.cc", "from this size on, a registered tensor is sent without a copy"),
-    ("kSegmentBytes", "engine/message/message_engine.cc", "the most that a segment of the message engine has"),
-    ("kLeastSegmentBytes", "engine/message/message_engine.cc", "the least, if a call has several segments"),
-    ("kSegmentsWanted", "engine/message/message_engine.cc", "segments of a message of a size between"),
-    ("kMostSegmentsUnderWay", "engine/message/message_engine.cc", "segments under way at once; at least 2"),
-    (
-        "kScratchBytes",
-        "engine/message/message_engine.h",
-        "scratch memory of the segments under way; if it is short, fewer segments are under way",
-    ),
-    ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
-    ("kSpins", "engine/pull/wait.h", "looks before a wait yields"),
-    ("kSpinsWhenShared", "engine/pull/wait.h", "the same if ranks outnumber processors, and on progress threads"),
-    ("kYields", "engine/pull/wait.h", "yields before a wait sleeps"),
-    ("kGrace", "comm/call_queue.cc", "how long an asynchronous call is left to threads that may come"),
-    ("kPatience", "comm/call_queue.cc", "the same where the thread would compute in turns with its rank"),
-    ("kLook", "comm/call_queue.cc", "how often the queue's thread looks for such calls, while calls are given"),
-    ("kSleep", "engine/pull/wait.cc", "the longest sleep at a stretch"),
-    (
-        "kProcessCheckEvery",
-        "engine/pull/wait.h",
-        "how often a waiting rank asks whether its peers' processes are there",
-    ),
-    (
-        "kLeastInPlace",
-        "engine/message/message_in_place.cc",
-        "the shortest message that a rank of the same host reads in registered memory",
-    ),
-    ("kLeastInLastRound", "engine/message/message_in_place.cc", "the same in a schedule's last round"),
-    (
-        "kLeastInBlock",
-        "engine/message/message_in_place.cc",
-        "the same of ordinary memory, which is copied into a block",
-    ),
-    ("kMostStaged", "engine/message/message_in_place.cc", "such blocks that a peer has not read yet"),
-    (
-        "kGlances",
-        "engine/message/message_wait.cc",
-        "looks, of a call that is one segment, at the pipes of its round only",
-    ),
-    (
-        "kLooks",
-        "engine/message/message_engine.h",
-        "looks at all pipes, each with a yield, before a wait on pipes sleeps",
-    ),
-    ("kFinalErrorTime", "engine/message/message_wait.cc", "what a failed rank gives its pipes to take the error"),
-    ("kExamineEvery", "transport/mesh.cc", "how often a sleeper asks the system about silent connections"),
-    ("kUnacknowledgedMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
-    ("kPerAddress", "transport/connector.cc", "what one address gets to answer"),
-    ("kWhole", "transport/connector.cc", "what a connector gets to find an address that answers"),
-    ("kMostUnauthenticated", "transport/listener.cc", "connections at once that have not named the listener"),
-    ("kPatience", "transport/incoming_connection.cc", "what each of them gets"),
-    ("kGoodbyeTime", "transport/listener.cc", "what a peer gets to read the final error of a rank that has left"),
-]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"
+LIMIT = re.compile(r"constexpr [\w:]+ (k\w+) = ([^;]+);\s*///< ((?:.|\n\s*///< )*)")
 FIGURE = re.compile(r"(<!-- figure ([^>]+?) -->)[^<]*(<!---->)")
 
 
@@ -166,7 +83,7 @@ def tables() -> dict[str, dict[str, str]]:
 
 def _table(lines: list[list[str]]) -> str:
     """Markdown of a header and its lines."""
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
+    return "\n".join(markdown_table(lines[0], lines[1:], left=len(lines[0]))) + "\n"
 
 
 def _algorithms(rows: list[tuple[str, str]], with_collective: bool) -> str:
@@ -216,12 +133,12 @@ def _rules() -> str:
 
 
 def _limits() -> str:
+    """The constants of csrc/ that a user may want to know: those with a comment `///<`, which says what they limit."""
     lines = [["constant", "value", "what it says"]]
-    for name, path, told in LIMITS:
-        found = re.search(rf"constexpr [\w:]+ {name} = ([^;]+);", _source(path))
-        if not found:
-            raise ValueError(f"csrc/{path} has no constant {name}")
-        lines.append([f"[`{name}`](../csrc/{path})", _amount(name, found[1]), told])
+    for path in sorted((DOCS.parent / "csrc").rglob("*.*")):
+        for name, value, told in LIMIT.findall(path.read_text(encoding="utf-8")):
+            link = f"[`{name}`](../{path.relative_to(DOCS.parent)})"
+            lines.append([link, _amount(name, value), re.sub(r"\s*///<", "", told)])
     return _table(lines)
 
 
@@ -260,7 +177,7 @@ def _amount(name: str, expression: str) -> str:
         return f"{value / 1e6:g} ms"
     if name.endswith("Ms"):
         return f"{value} ms"
-    if not name.endswith("Bytes"):
+    if not (shift or name.endswith("Bytes")):
         return str(value)
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value % size == 0:

@@ -15,13 +15,13 @@ namespace {
 using namespace std::chrono_literals;
 
 // The thread leaves a call to others for this long: to wake it costs about as much.
-constexpr auto kGrace = 200us;
+constexpr auto kGrace = 200us;  ///< how long an asynchronous call is left to threads that may come
 // The same where it would take the processor from the rank's own computation, and no peer sleeps until this rank goes on.
 // A peer may ask again and again whether its call is complete, and this rank may wait for something else.
-constexpr auto kPatience = 5ms;
+constexpr auto kPatience = 5ms;  ///< the same if the thread would compute in turns with its rank
 // While calls are given, the thread checks this often whether one was left alone, so that nobody need wake it. Without a
 // free processor each check interrupts the rank's computation.
-constexpr auto kLook = 1ms;
+constexpr auto kLook = 1ms;  ///< how often the queue's thread looks for such calls, while calls are given
 constexpr auto kLookInTurns = 16ms;
 constexpr int kLooksBeforeSleep = 20;
 // The longest sleep without a look whether it is needed.

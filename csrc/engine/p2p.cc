@@ -5,7 +5,7 @@
 namespace ringlet {
 namespace {
 
-constexpr size_t kInPlaceBytes = size_t{64} << 10;  // from this size on a message is read in place, where it can be
+constexpr size_t kInPlaceBytes = size_t{64} << 10;  ///< from this size on, a registered tensor is sent without a copy
 constexpr size_t kAtOnce = size_t{512} << 10;       // of that: no message delays the others
 
 }  // namespace

@@ -18,17 +18,21 @@ struct Tuning {
   // With two ranks staging pays for longer messages: only one rank writes a staged line, but in place every line of both
   // tensors moves between their caches again and again. But at 1 MiB
   // in place is faster (benchmarks/results/2026-11-24-intel-xeon-2-cores-calibrated.md).
-  static constexpr size_t kSmallBytes = size_t{32} << 10;
-  static constexpr size_t kSmallBytesOfTwo = size_t{512} << 10;
+  static constexpr size_t kSmallBytes = size_t{32} << 10;        ///< up to this size every message is staged, also in
+                                                                 ///< registered memory
+  static constexpr size_t kSmallBytesOfTwo = size_t{512} << 10;  ///< the same with two ranks
   // Two staging buffers of a segment fit in a core's second-level cache. In place nothing is staged, and a segment should
   // be larger than that cache: a core reads a line faster when the line has left the cache of the core that wrote it.
-  static constexpr size_t kStagedSegmentBytes = size_t{256} << 10;
-  static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
+  static constexpr size_t kStagedSegmentBytes = size_t{256} << 10;  ///< a segment, with staging buffers
+  static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;   ///< a segment in place, if no rank uses a staging
+                                                                    ///< buffer
   // Results of messages from this size on have left the cache before the caller reads them.
-  static constexpr size_t kStreamingBytes = size_t{8} << 20;
+  static constexpr size_t kStreamingBytes = size_t{8} << 20;  ///< from this size on, results that nobody reads again
+                                                              ///< bypass the cache
   // With fewer bytes what is staged past the caches gains nothing (engine/pull/staging_trials.h;
   // benchmarks/results/2026-11-26-amd-epyc-2-cores-short-copies.md).
-  static constexpr size_t kTimedCopyBytes = size_t{4} << 10;
+  static constexpr size_t kTimedCopyBytes = size_t{4} << 10;  ///< from this size on, ranks try to write staging buffers
+                                                              ///< past the cache, and do so if that is quicker
 
   size_t small_bytes = kSmallBytes;  ///< up to this size a message is staged even if registered
   size_t small_bytes_of_two = kSmallBytesOfTwo;

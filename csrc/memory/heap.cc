@@ -23,7 +23,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kCounters = 512;                  // allocated together
-constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from this size on go back to the system at once
+constexpr size_t kReturnBytes = size_t{32} << 20;  ///< freed registered tensors from this size on give their pages back
+                                                   ///< at once
 
 size_t default_heap_bytes() {
   const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));

@@ -25,7 +25,8 @@ inline constexpr size_t kPrefetchBytes = 2048;
 inline constexpr int kLineBytes = 64;
 // Up to this size, results that another core reads next are demoted to the shared cache, from where that core gets them
 // sooner. For more, demoting takes longer than that gains.
-inline constexpr size_t kDemoteBytes = 8 << 10;
+inline constexpr size_t kDemoteBytes = 8 << 10;  ///< up to this size, what a peer reads next is pushed to the cache
+                                                 ///< that cores share
 // From that size on, a core requests a line from the core that read it last, so many bytes before it writes the line.
 inline constexpr size_t kOwnAheadBytes = 1024;
 // Passes side by side begin at different places of their pages: otherwise they would compete for the same sets of the

@@ -15,7 +15,8 @@ namespace ringlet {
 
 /// From this size on a kernel makes several passes side by side, one vector of each in turn: more cache lines are under
 /// way at once.
-inline constexpr size_t kSideBySideBytes = 32 << 10;
+inline constexpr size_t kSideBySideBytes = 32 << 10;  ///< from this size on, a reduction or copy goes over several
+                                                      ///< parts at once
 
 struct Level {
   const char* name;

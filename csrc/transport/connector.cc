@@ -16,8 +16,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kWhole = 10s;      // the time to find a listener
-constexpr auto kPerAddress = 2s;  // TCP sends a lost SYN again after 1 s
+constexpr auto kWhole = 10s;      ///< what a connector gets to find an address that answers
+constexpr auto kPerAddress = 2s;  ///< what one address gets to answer; TCP sends a lost SYN again after 1 s
 constexpr auto kStagger = 50ms;   // between two addresses; a host of the same network answers in much less
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 

@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
+constexpr auto kPatience = 5s;  ///< what a connection gets to prove itself, which takes two round trips
 // A proof waits until its group is made here, and until it is decided which of two connections is used. It is over when
 // the initiator gives up.
 constexpr auto kHold = kLongestTimeout;

@@ -21,11 +21,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kMostUnauthenticated = 128;  // connections that have not named this listener
+constexpr size_t kMostUnauthenticated = 128;  ///< connections at once that have not named the listener
 constexpr size_t kNamed = 512;                // connections that have named it, without a proof
 constexpr size_t kDeparted = 256;
 constexpr size_t kLeaving = 256;
-constexpr auto kGoodbyeTime = 2s;  // the time for a peer to read the final error
+constexpr auto kGoodbyeTime = 2s;  ///< what a peer gets to read the final error of a rank that has left
 constexpr int kBacklog = 4096;     // the kernel takes the smaller of this and net.core.somaxconn
 constexpr int kAtOnce = 256;       // connections to accept before the thread serves the others
 constexpr auto kRest = 100ms;

@@ -27,7 +27,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kGlance = 1ms;           // the longest sleep while closing
-constexpr auto kExamineEvery = 1000ms;  // how often a sleeper looks for hosts that vanished
+constexpr auto kExamineEvery = 1000ms;  ///< how often a sleeper asks the system about silent connections: their hosts
+                                        ///< may have vanished
 
 void drain_wakeup(int wakeup) noexcept {
   uint64_t rung;

@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 
 // Of a segment, at most: the reader copies one while the writer copies the next. A message of 64 KiB with its header is
 // one segment.
-constexpr size_t kPayloadBytes = size_t{64} << 10;
+constexpr size_t kPayloadBytes = size_t{64} << 10;  ///< the payload of a segment of a pipe between ranks of one host
 constexpr size_t kPiece = kPayloadBytes + Pipe::kMostPeeked;
 constexpr size_t kAtOnce = 8 * kPiece;  // so that no message delays the others
 

@@ -22,8 +22,8 @@ constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
 // If something is in flight, the kernel would go on for a quarter of an hour. TCP_USER_TIMEOUT is made for this, but
 // also ends the connection to a healthy peer that does not read for so long (its window is closed). So examine() looks
 // itself.
-constexpr uint32_t kUnacknowledgedMs = 10'000;
-constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
+constexpr uint32_t kUnacknowledgedMs = 10'000;  ///< data unacknowledged for so long: the host is gone
+constexpr uint8_t kUnansweredProbes = 5;        // of a closed window; a healthy host answers each
 
 constexpr int kPieces = 64;  // in one system call
 

@@ -42,12 +42,15 @@ struct RegionLayout {
   // Staging buffers of successive segments follow each other through this many bytes, and then start again. A staging
   // buffer that is soon overwritten is still in its readers' caches. To take lines back from there costs twice as much
   // as to take them from a shared cache.
-  static constexpr size_t kStagingBytes = size_t{4} << 20;
+  static constexpr size_t kStagingBytes = size_t{4} << 20;  ///< room for the staging buffers of one rank of one group
   static constexpr size_t kControlBytes = 4096;
-  static constexpr size_t kRingBytes = size_t{512} << 10;  // of collectives
-  static constexpr size_t kMessagesBytes = size_t{2} << 20;
-  static constexpr size_t kAllMessagesBytes = size_t{16} << 20;
-  static constexpr size_t kShortBytes = size_t{1} << 10;  // a frame with such a payload fits in a slot
+  static constexpr size_t kRingBytes = size_t{512} << 10;        // of collectives
+  static constexpr size_t kMessagesBytes = size_t{2} << 20;      ///< room for segments of messages that a peer has not
+                                                                 ///< taken
+  static constexpr size_t kAllMessagesBytes = size_t{16} << 20;  ///< the same for all peers, if it is less (but 512 KiB
+                                                                 ///< for each)
+  static constexpr size_t kShortBytes = size_t{1} << 10;  ///< up to this size a payload stands with its header in a
+                                                          ///< slot
   static constexpr size_t kSlotBytes = Pipe::kMostPeeked + kShortBytes;
 
   RegionLayout(int world, Rings rings) : world(world), rings(rings) {}

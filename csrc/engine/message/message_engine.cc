@@ -10,10 +10,10 @@ namespace {
 
 // A segment's messages are large enough to be worth their headers and system calls. They are small enough that a call
 // of middle size has several segments under way, and that a message is still in the cache when it is combined.
-constexpr size_t kSegmentBytes = size_t{256} << 10;
-constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
-constexpr size_t kSegmentsWanted = 4;
-constexpr size_t kMostSegmentsUnderWay = 64;
+constexpr size_t kSegmentBytes = size_t{256} << 10;      ///< the most that a segment of the message engine has
+constexpr size_t kLeastSegmentBytes = size_t{64} << 10;  ///< the least that a segment has, if a call has several
+constexpr size_t kSegmentsWanted = 4;                    ///< segments of a message of a size between
+constexpr size_t kMostSegmentsUnderWay = 64;             ///< segments under way at once; at least 2
 /// Where peers on this host can read this rank's messages; null if no peer can.
 std::shared_ptr<Heap> heap_for(const Mesh& mesh) {
   for (int peer = 0; peer < mesh.world(); ++peer) {

@@ -25,8 +25,9 @@ namespace ringlet {
 
 class MessageEngine final : public Engine, private Health::Carrier {
  public:
-  static constexpr size_t kScratchBytes = size_t{64} << 20;
-  static constexpr int kLooks = 120;  ///< at the pipes before a sleep
+  static constexpr size_t kScratchBytes = size_t{64} << 20;  ///< scratch memory of the segments under way; if it is
+                                                             ///< short, fewer segments are under way
+  static constexpr int kLooks = 120;  ///< looks at all pipes, each with a yield, before a wait on pipes sleeps
 
   /// Into how many segments it cuts a message of so many bytes.
   static size_t segments_of(size_t bytes);

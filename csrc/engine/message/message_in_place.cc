@@ -14,11 +14,12 @@ namespace {
 
 // The confirmation that a shorter message has been read costs more than the copies. In the last round the sender does
 // nothing but wait for it, and a block in registered memory saves only one of two copies.
-constexpr size_t kLeastInPlace = size_t{16} << 10;
-constexpr size_t kLeastInLastRound = size_t{64} << 10;
-constexpr size_t kLeastInBlock = size_t{64} << 10;
+constexpr size_t kLeastInPlace = size_t{16} << 10;      ///< the shortest message that a rank of the same host reads in
+                                                        ///< registered memory
+constexpr size_t kLeastInLastRound = size_t{64} << 10;  ///< the same in a schedule's last round
+constexpr size_t kLeastInBlock = size_t{64} << 10;      ///< the same of ordinary memory, which is copied into a block
 // Blocks for a peer that it has not read yet. While it reads one, the next is written; more would only leave the cache.
-constexpr auto kMostStaged = 4;
+constexpr auto kMostStaged = 4;  ///< such blocks that a peer has not read yet
 
 bool locate(Pipe& pipe, const MessageSegment& segment, const Transfer& sent, std::vector<uint64_t>& places) {
   for (int i = 0; i < sent.count; ++i) {

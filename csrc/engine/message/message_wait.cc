@@ -17,11 +17,12 @@ constexpr int kLooksInBackground = 2;
 // ends as soon as bytes arrive, and says for whom it waits.
 constexpr auto kLongestLooking = 5ms;
 // To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
-constexpr int kGlances = 8;
+constexpr int kGlances = 8;               ///< looks, of a call of one segment, at the pipes of its round only
 constexpr auto kSleep = 20ms;             // the longest of a thread that makes a call
 constexpr auto kSleepBesideOthers = 4ms;  // of one beside which others carry the call on, and which may miss its end
 constexpr auto kExamineEvery = 20ms;      // how often such a thread looks for peers that are gone
-constexpr auto kFinalErrorTime = 250ms;   // to send the final error, before the peers detect the end of the connection
+constexpr auto kFinalErrorTime = 250ms;   ///< what a failed rank gives its pipes to take the error, before its peers
+                                          ///< detect the end of the connection
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
   std::vector<std::byte> frame(sizeof header + text.size());

@@ -10,7 +10,8 @@ namespace ringlet {
 namespace {
 
 // Ranks that share a processor pay for each wait with a round of context switches, so they use fewer, larger segments.
-constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
+constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;  ///< a segment, with staging buffers, if ranks outnumber
+                                                                ///< processors
 // Two epochs count as complete before the first epoch, so flow control has no special case at the start.
 constexpr uint64_t kFirstEpoch = 2;
 

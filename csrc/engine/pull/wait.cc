@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 // The longest single sleep, after which a thread checks for failures. It also bounds the delay by a missed wake-up. A
 // wake-up can be missed if the publishing path has no fence (PullExecutor::publish) and its store is still in the store
 // buffer.
-constexpr std::chrono::nanoseconds kSleep = 1ms;
+constexpr std::chrono::nanoseconds kSleep = 1ms;  ///< the longest sleep at a stretch
 
 }  // namespace
 

@@ -83,11 +83,14 @@ class Waiter final : public Health::Carrier {
   void depart() noexcept;
 
  private:
-  static constexpr int kYields = 2000;
-  static constexpr auto kProcessCheckEvery = std::chrono::milliseconds(20);
-  static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
-  static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
-  static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: the awaited rank may need this processor
+  static constexpr int kYields = 2000;                                       ///< yields before a wait sleeps
+  static constexpr auto kProcessCheckEvery = std::chrono::milliseconds(20);  ///< how often a waiting rank asks whether
+                                                                             ///< its peers' processes are there
+  static constexpr int kSpins = 3000;     ///< looks before a wait yields: about 100 us, longer than any round between
+                                          ///< running ranks takes
+  static constexpr int kBusySpins = 200;  // without the processor's pause, which alone takes 40 ns or more
+  static constexpr int kSpinsWhenShared = 20;  ///< the same if ranks outnumber processors, because the awaited rank may
+                                               ///< need this one, and on progress threads
 
   Transport& transport_;
   Health& health_;
