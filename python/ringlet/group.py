@@ -74,7 +74,7 @@ class Group:
         self._children = itertools.count()
         self._closed = False
         self._process_group: dist.ProcessGroup | None = None
-        self._owns_torch = False
+        self._made: dist.ProcessGroup | None = None  # by process_group(): to be destroyed with this group
         self._when_ended: Callable[[], None] | None = None
 
     @classmethod
@@ -95,12 +95,13 @@ class Group:
     def process_group(self) -> dist.ProcessGroup:
         """The same ranks as a group of torch.distributed, for DDP, FSDP, DTensor and whatever else takes one. For the
         default group, all ranks make the first call, which makes torch.distributed's default group with the backend
-        "ringlet" unless there is one; later calls return the same. A group of `Group.of` has the one it was made of.
+        "ringlet" unless there is one; later calls return the same, until it is destroyed. A group of `Group.of` has the
+        one it was made of.
 
         Raises InvalidUsage if ranks are threads (torch.distributed has one world a process), and for a part of the
         default group: make that with torch.distributed.new_group, and take `Group.of` of it.
         """
-        if self._process_group is None:
+        if self._process_group is None or self._process_group not in dist.distributed_c10d._world.pg_map:
             self._process_group = _made_for_torch(self)
         return self._process_group
 
@@ -117,8 +118,6 @@ class Group:
         leaving.leave()
         try:
             self.handle.close(limit)
-            if self._owns_torch and dist.is_initialized():
-                dist.destroy_process_group()
         except InvalidUsage:
             raise
         except BaseException:  # such as KeyboardInterrupt: the group ended nevertheless
@@ -128,8 +127,12 @@ class Group:
 
     def _end(self) -> None:
         self._closed = True
-        if self._when_ended is not None:
-            self._when_ended()
+        try:
+            if self._when_ended is not None:
+                self._when_ended()
+        finally:
+            if self._made is not None and self._made is dist.group.WORLD:  # else the user has destroyed it
+                dist.destroy_process_group()
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
@@ -277,6 +280,10 @@ def _made_for_torch(group: Group) -> dist.ProcessGroup:
     if group.store is None:
         raise InvalidUsage("process_group: ranks are threads, but torch.distributed has one world a process")
     if group is not _of_process:
+        if group._process_group is not None:
+            raise InvalidUsage(
+                "process_group: its group of torch.distributed was destroyed: make one, and take Group.of"
+            )
         raise InvalidUsage(
             "process_group: this is a part of the default group: make it with torch.distributed.new_group, and use "
             "ringlet.Group.of(...) of that for the calls here"
@@ -286,7 +293,7 @@ def _made_for_torch(group: Group) -> dist.ProcessGroup:
         store = dist.PrefixStore("ringlet/torch", group.store)
         place: dict[str, Any] = {"rank": group.rank, "world_size": group.world, "timeout": group.handle.timeout}
         dist.init_process_group("ringlet", store=store, pg_options=options, **place)
-        group._owns_torch = True
+        group._made = _world_of_torch()
     if (dist.get_rank(), dist.get_world_size()) != (group.rank, group.world):
         raise InvalidUsage(
             f"process_group: this is rank {group.rank} of {group.world}, but rank {dist.get_rank()} of "

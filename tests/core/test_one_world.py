@@ -1,6 +1,7 @@
 """Groups of ringlet and of torch.distributed stand for each other, wherever one is asked for."""
 
 import pickle
+from unittest import mock
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 import ringlet
-from ranks import on
+from ranks import leave_torch, on
 from refusals import refused
+from ringlet.group import has_default
 
 
 def summed(world):
@@ -48,6 +50,48 @@ def test_a_group_is_one_of_torch_distributed(rank, world):
             part.close()
     ringlet.finalize()
     assert not dist.is_initialized()
+
+
+@on(2)
+def test_the_world_that_a_user_makes_instead_stays_the_users(rank, world, path):
+    """ringlet's own may be destroyed, and another made."""
+    group = ringlet.current()
+    made = group.process_group()
+    dist.destroy_process_group()
+    again = group.process_group()
+    assert again is not made and again is dist.group.WORLD
+    dist.all_reduce(value := torch.ones(3))
+    assert value.tolist() == [world] * 3
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.FileStore(path, world), rank=rank, world_size=world)
+    users = dist.group.WORLD
+    assert group.process_group() is users
+    ringlet.finalize()
+    assert dist.group.WORLD is users
+    leave_torch("gloo")
+
+
+@on(2)
+def test_an_interrupted_close_leaves_torch_distributed_too(rank, world):
+    group = ringlet.current()
+    group.process_group()
+
+    def interrupted(patience, close=group.handle.close):
+        close(patience)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(group, "handle", mock.Mock(close=interrupted)), pytest.raises(KeyboardInterrupt):
+        ringlet.finalize()
+    assert not dist.is_initialized() and not has_default()
+
+
+@on(2, "dist:gloo")
+def test_the_group_of_a_destroyed_one_refuses_to_be_one(rank, world):
+    pair = dist.new_group([0, 1])
+    group = ringlet.Group.of(pair)
+    assert group.process_group() is pair
+    dist.destroy_process_group(pair)
+    refused("process_group: its group of torch.distributed was destroyed", group.process_group)
 
 
 @on(3, "dist:gloo", "dist:ringlet")
