@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from copy import deepcopy as copy_of
 from typing import Any
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.data import ScheduleError
 from ringlet.schedule.prove import prove
 from ringlet.schedule.prove_all import prove_all
+from ringlet.schedule.registry import registered
 
 COUNTS = (0, 1, 7, 123_567, 1 << 20)
 
@@ -241,6 +244,23 @@ def test_a_process_group_and_the_reducer_take_it(rank: int, world: int) -> None:
     model(torch.full((1, 8), rank + 1.0)).sum().backward()
     assert (model.weight.grad == (world + 1) / 2).all()
     reducer.remove()
+
+
+@pytest.mark.parametrize("kept", [numpy.array([1, 2]), [torch.tensor([1, 2])], {"steps": numpy.array([0.5, 1])}])
+def test_the_newest_function_of_a_name_counts_whatever_it_refers_to(kept):
+    """Also if values that it refers to cannot be compared."""
+
+    def register(values, default):
+        def refers(rank, world, note=default):
+            yield send(0, values is note, 1)
+
+        return ringlet.algorithm("all_reduce", name="refers")(refers)
+
+    first = register(kept, 0)
+    assert register(kept, 0) is first
+    for values, default in ((copy_of(kept), 0), (kept, copy_of(kept)), (kept, 0)):
+        newer = register(values, default)
+        assert newer is not first and registered("refers") == [newer]
 
 
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):

@@ -374,9 +374,12 @@ def _run(path: Path) -> list[Algorithm]:
 
 def _alike(a: Algorithm, b: Algorithm) -> bool:
     """Whether both are the same function, perhaps made twice: by two threads, or by a notebook cell that ran twice."""
-    return (
-        a.order == b.order and _content(a.function) == _content(b.function) and _content(a.parts) == _content(b.parts)
-    )
+    try:
+        return bool(
+            (a.order, _content(a.function), _content(a.parts)) == (b.order, _content(b.function), _content(b.parts))
+        )
+    except Exception:  # they refer to values that cannot be compared, such as two arrays
+        return False
 
 
 def _content(value: Callable[..., Any] | int | None) -> Any:
