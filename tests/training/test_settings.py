@@ -155,12 +155,23 @@ def world_of_group(rank, world):
     return from_deepspeed(batches(train=8, micro=2)).accumulate
 
 
-def test_the_world_is_the_groups_or_the_environments(two, monkeypatch):
-    assert two(world_of_group) == [2, 2]
-    monkeypatch.setenv("WORLD_SIZE", "4")
+@pytest.mark.parametrize("join", ["dist:gloo", "shared_memory", "threads"])
+def test_the_world_is_the_groups(pool, join):
+    assert pool.values(world_of_group, 2, join=join) == [2, 2]
+
+
+@pytest.mark.parametrize("prefix, size", [("", "WORLD_SIZE"), ("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_SIZE")])
+def test_else_the_world_is_the_launchers(monkeypatch, prefix, size):
+    monkeypatch.setenv(f"{prefix}RANK", "1")
+    monkeypatch.setenv(size, "4")
     assert from_deepspeed(batches(train=8, micro=2)).accumulate == 1
-    monkeypatch.delenv("WORLD_SIZE")
-    refused("batch sizes depend on the world", from_deepspeed, batches(train=8, micro=2))
+    monkeypatch.setenv(size, "four")
+    refused(rf'batch sizes depend on the world size: pass world=.*{size}="four"', world_of_group, 0, 1)
+    monkeypatch.delenv(size)
+    monkeypatch.delenv(f"{prefix}RANK")
+    refused("batch sizes depend on the world size: pass world=", world_of_group, 0, 1)
+    refused("world must be at least 1, got 0", from_deepspeed, batches(train=8, micro=2), world=0)
+    refused("world is '2'; pass a whole number", from_deepspeed, batches(train=8, micro=2), world="2")
 
 
 # --- what is refused, and "auto"

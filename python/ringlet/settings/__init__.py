@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringlet import environment
 from ringlet.errors import InvalidUsage
+from ringlet.group import current, has_default, whole
 from ringlet.training.zero import Offload
 
 AUTO = "auto"
@@ -158,7 +160,8 @@ def from_deepspeed(
 ) -> Settings:
     """The settings of a DeepSpeed configuration: a file, or the content of one.
 
-    world: the world size for the batch sizes; by default that of torch.distributed, else of the environment.
+    world: the world size for the batch sizes; by default that of torch.distributed, of `init`, or of the launcher
+    (torchrun, mpirun or srun), the first there is.
     values: values for keys that are "auto", by key with dots: {"gradient_clipping": 1.0}. "auto" without a value means
     ringlet's default for sizes and switches; ringlet works batch sizes out.
 
@@ -294,15 +297,20 @@ def _batch_sizes(found: dict[str, Any], world: int | None, source: str) -> tuple
 
 
 def _world(world: int | None, source: str) -> int:
-    if world is None and dist.is_initialized():
-        world = dist.get_world_size()
-    if world is None and os.environ.get("WORLD_SIZE", "").isdigit():
-        world = int(os.environ["WORLD_SIZE"])
-    if world is None or world < 1:
+    if world is not None:
+        if whole(world, "world") < 1:
+            raise InvalidUsage(f"world must be at least 1, got {world}")
+        return world
+    if dist.is_initialized():
+        return dist.get_world_size()
+    if has_default():
+        return current().world
+    try:
+        return environment.find(wanted="world").world
+    except InvalidUsage as error:
         raise InvalidUsage(
-            f"{source}: batch sizes depend on the world size: call init_process_group() first, or pass world="
-        )
-    return world
+            f"{source}: batch sizes depend on the world size: pass world=, or make a group first: {error}"
+        ) from error
 
 
 def _offload(found: dict[str, Any], section: str, source: str) -> Offload | None:
