@@ -328,6 +328,17 @@ def test_a_name_is_no_function(rank, world):
         ringlet.reveal("ring")
 
 
+@on(2, "shared_memory", "dist:gloo")
+def test_what_is_no_group_is_refused(rank, world):
+    for group, words in (
+        (dist.GroupMember.NON_GROUP_MEMBER, "reveal: this rank is not a member of the group"),
+        ("world", "reveal: group must be a ringlet.Group or a group of torch.distributed, not 'world'"),
+        (0, "reveal: group must be"),
+    ):
+        with pytest.raises(InvalidUsage, match=words):
+            ringlet.reveal(Toy(), group)
+
+
 @on(4)
 def test_assertions_for_tests_of_others(rank, world):
     ringlet.assert_one_order(call_of("two_shot", "all_reduce"), sizes=[1, 100])

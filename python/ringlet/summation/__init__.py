@@ -20,7 +20,7 @@ from ringlet.bench.ranks.probe import Prober
 from ringlet.bench.ranks.torch_ranks import Function
 from ringlet.collectives import AnyGroup
 from ringlet.errors import InvalidUsage
-from ringlet.group import current, has_default
+from ringlet.group import group_from, has_default
 from ringlet.summation.probe import Layout, Order, Seen
 from ringlet.summation.report import Change, Revealed, reveal_call
 
@@ -117,5 +117,5 @@ def _members(group: AnyGroup | None) -> tuple[int, int, Callable[[str], list[str
             return texts
 
         return dist.get_rank(group), world, gather
-    ours = group or current()
+    ours = group_from(group, "reveal")
     return ours.rank, ours.world, functools.partial(all_gather_texts, ours.handle)
