@@ -74,18 +74,6 @@ class Rendezvous {
   const Deadline& deadline_;
 };
 
-/// The host of each rank, numbered by first appearance.
-std::vector<int> numbered(const std::vector<std::string>& hosts) {
-  std::vector<std::string> known;
-  std::vector<int> numbers;
-  for (const std::string& host : hosts) {
-    const auto found = std::find(known.begin(), known.end(), host);
-    numbers.push_back(static_cast<int>(found - known.begin()));
-    if (found == known.end()) known.push_back(host);
-  }
-  return numbers;
-}
-
 /// Names this build to the others: what it says to them, and what the numbers in it mean.
 std::string own_build() { return std::to_string(kProtocol) + '.' + std::to_string(meaning_of_signatures()); }
 
@@ -190,11 +178,9 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
     return connect_shared_memory(store, host, local_rank, local_world, deadline, Rings::all);
   } catch (const Error& error) {
     if (error.reported()) throw;  // of another host, maybe
-    std::string members;
-    for (int q = 0; q < static_cast<int>(hosts.size()); ++q) {
-      if (hosts[q] == hosts[rank]) members += (members.empty() ? "" : ", ") + std::to_string(q);
-    }
-    rethrow(error.kind(), "among ranks " + members + ", which share a host and count from 0 there: " + error.what());
+    const auto here = [&](int q) { return hosts[q] == hosts[rank]; };
+    rethrow(error.kind(), "among ranks " + ranks_where(static_cast<int>(hosts.size()), here) +
+                              ", which share a host and count from 0 there: " + error.what());
   }
 }
 
@@ -222,7 +208,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     users.push_back(take_part(each));
   }
   std::vector<int> hosts(static_cast<size_t>(world), 0);
-  if (carrier != Carrier::shared_memory) hosts = numbered(names);
+  if (carrier != Carrier::shared_memory) hosts = numbered_by_first_rank(names);
   auto [topology_ignored, selector] = [&] {
     try {
       check_builds(builds);

@@ -49,10 +49,6 @@ Schedule star_reduce(const RankInfo& info);
 Schedule linear_gather(const RankInfo& info);
 Schedule linear_scatter(const RankInfo& info);
 
-// tree.cc: the binomial tree
-Schedule tree_broadcast(const RankInfo& info);
-Schedule tree_reduce(const RankInfo& info);
-
 // swing.cc: a butterfly bent round a ring
 Schedule swing_reduce_scatter(const RankInfo& info);
 Schedule swing_all_gather(const RankInfo& info);
@@ -80,7 +76,9 @@ Schedule bruck_all_gather(const RankInfo& info);
 Schedule bine_broadcast(const RankInfo& info);
 Schedule bine_reduce(const RankInfo& info);
 
-// knomial.cc: a tree with up to three children a round
+// knomial.cc: the binomial tree, and a tree with up to three children a round
+Schedule tree_broadcast(const RankInfo& info);
+Schedule tree_reduce(const RankInfo& info);
 Schedule knomial_broadcast(const RankInfo& info);
 Schedule knomial_reduce(const RankInfo& info);
 

@@ -10,6 +10,7 @@
 // one tree for all elements. Peers are taken from the next rank on, so that not all ranks start with rank 0.
 // Source: the direct algorithms of shared memory and NVLink systems, e.g. DeepSpeed csrc/cpu/comm/shm.cpp.
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 
 namespace ringlet {
 namespace {
@@ -36,20 +37,9 @@ Schedule two_shot_reduce_scatter(const RankInfo& info) {
   return schedule;
 }
 
-Schedule two_shot_all_gather(const RankInfo& info) {
-  Schedule schedule(info.world);
-  if (info.world == 1) return schedule;
-  Round& round = schedule.round();
-  for (int i = 1; i < info.world; ++i) round.send(peer_after(info, i), {info.rank, 1});
-  for (int i = 1; i < info.world; ++i) round.recv(peer_after(info, i), {peer_after(info, i), 1});
-  return schedule;
-}
+Schedule two_shot_all_gather(const RankInfo& info) { return backwards(two_shot_reduce_scatter(info)); }
 
-Schedule two_shot_all_reduce(const RankInfo& info) {
-  Schedule schedule = two_shot_reduce_scatter(info);
-  schedule.then(two_shot_all_gather(info));
-  return schedule;
-}
+Schedule two_shot_all_reduce(const RankInfo& info) { return there_and_back(two_shot_reduce_scatter(info)); }
 
 Schedule pairwise_all_to_all(const RankInfo& info) {
   Schedule schedule(/*parts=*/2 * info.world);

@@ -18,4 +18,10 @@ inline Schedule backwards(Schedule schedule) {
   return schedule;
 }
 
+/// An all-reduce: a reduction, and the way back.
+inline Schedule there_and_back(Schedule schedule) {
+  schedule.then(backwards(schedule));
+  return schedule;
+}
+
 }  // namespace ringlet

@@ -16,29 +16,10 @@
 #include <algorithm>
 
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 
 namespace ringlet {
 namespace {
-
-/// One round of the reduce-scatter, for one rank.
-struct Halving {
-  int to;        ///< rank + s
-  int from;      ///< rank - s
-  int sent;      ///< first chunk of those that go to `to`
-  int received;  ///< first chunk of those that come from `from`
-  int count;     ///< chunks each way
-};
-
-std::vector<Halving> halvings(const RankInfo& info) {
-  std::vector<Halving> rounds;
-  for (int live = info.world; live > 1;) {
-    const int skip = (live + 1) / 2;
-    const int to = (info.rank + skip) % info.world;
-    rounds.push_back({to, (info.rank - skip + info.world) % info.world, to, info.rank, live - skip});
-    live = skip;
-  }
-  return rounds;
-}
 
 /// Adds the verb for a range of the circle of `world` chunks: one step, or two if the range passes the last chunk.
 void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks range, int world) {
@@ -51,29 +32,19 @@ void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks rang
 
 Schedule circulant_reduce_scatter(const RankInfo& info) {
   Schedule schedule(info.world);
-  for (const Halving& h : halvings(info)) {
+  for (int live = info.world; live > 1;) {
+    const int skip = (live + 1) / 2, count = live - skip;
+    const int to = (info.rank + skip) % info.world, from = (info.rank - skip + info.world) % info.world;
     Round& round = schedule.round();
-    add(round, &Round::send, h.to, {h.sent, h.count}, info.world);
-    add(round, &Round::reduce, h.from, {h.received, h.count}, info.world);
+    add(round, &Round::send, to, {to, count}, info.world);
+    add(round, &Round::reduce, from, {info.rank, count}, info.world);
+    live = skip;
   }
   return schedule;
 }
 
-Schedule circulant_all_gather(const RankInfo& info) {
-  Schedule schedule(info.world);
-  const std::vector<Halving> rounds = halvings(info);
-  for (auto h = rounds.rbegin(); h != rounds.rend(); ++h) {
-    Round& round = schedule.round();
-    add(round, &Round::send, h->from, {h->received, h->count}, info.world);
-    add(round, &Round::recv, h->to, {h->sent, h->count}, info.world);
-  }
-  return schedule;
-}
+Schedule circulant_all_gather(const RankInfo& info) { return backwards(circulant_reduce_scatter(info)); }
 
-Schedule circulant_all_reduce(const RankInfo& info) {
-  Schedule schedule = circulant_reduce_scatter(info);
-  schedule.then(circulant_all_gather(info));
-  return schedule;
-}
+Schedule circulant_all_reduce(const RankInfo& info) { return there_and_back(circulant_reduce_scatter(info)); }
 
 }  // namespace ringlet

@@ -84,9 +84,7 @@ Schedule double_binary_tree_reduce(const RankInfo& info) {
 Schedule double_binary_tree_broadcast(const RankInfo& info) { return backwards(double_binary_tree_reduce(info)); }
 
 Schedule double_binary_tree_all_reduce(const RankInfo& info) {
-  Schedule schedule = upwards(info, {info.world}, /*above=*/info.world - 1);
-  schedule.then(backwards(schedule));
-  return schedule;
+  return there_and_back(upwards(info, {info.world}, /*above=*/info.world - 1));
 }
 
 }  // namespace ringlet

@@ -26,7 +26,7 @@ struct Fold {
 
   int rank_of(int other_player) const { return other_player < excess ? 2 * other_player + 1 : other_player + excess; }
 
-  /// The round in which a rank gives or takes an input.
+  /// The round in which a rank gives or takes an input; backwards the one in which the result goes back.
   void enter(Schedule& schedule) const {
     const Chunks all{0, schedule.parts};
     if (sits_out) schedule.round().send(partner, all);

@@ -14,6 +14,7 @@
 // power of two: 2S (q-1)/q; if a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 #include "schedule/fold.h"
 
 namespace ringlet {
@@ -35,18 +36,14 @@ Schedule exchanged(const RankInfo& info, bool near_first) {
   Schedule schedule(fold.size);
   fold.enter(schedule);
   Chunks left{0, fold.size};
-  Schedule doubling(fold.size);
   for (int near = 1, far = fold.size / 2; far > 0 && !fold.sits_out; near *= 2, far /= 2) {
     const int distance = near_first ? near : far;
     const int peer = fold.rank_of(fold.player ^ distance);
     const Halves halves(left, (fold.player & distance) != 0);
     schedule.round().send(peer, halves.given).reduce(peer, halves.kept);
-    doubling.rounds.emplace(doubling.rounds.begin())->send(peer, halves.kept).recv(peer, halves.given);
     left = halves.kept;
   }
-  schedule.then(std::move(doubling));
-  fold.leave(schedule);
-  return schedule;
+  return there_and_back(std::move(schedule));
 }
 
 }  // namespace

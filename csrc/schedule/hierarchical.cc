@@ -11,8 +11,9 @@
 // Bytes sent per rank: all-reduce 2S (p-1)/p; broadcast S (2(k-1) + ceil(log2 n))/k at the root. Over a host's uplink:
 // all-reduce 2S (n-1)/n, the least possible; broadcast S ceil(log2 n) at the root's host.
 // Sums: one n-ary reduction in rank order, rounded once, then depth <= ceil(log2 n).
-// Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, with circulant.cc and tree.cc between hosts.
+// Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, with circulant.cc and knomial.cc between hosts.
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 #include "schedule/locals.h"
 
 namespace ringlet {
@@ -35,21 +36,15 @@ Schedule hierarchical_all_reduce(const RankInfo& info) {
   const Locals here(info);
   const int shards = here.topology.fewest(), hosts = here.topology.hosts();
   const bool owns = here.index < shards;
-  const std::vector<int> owners = here.others(shards), served = owns ? here.peers() : std::vector<int>{};
   const auto shard = [hosts](int i) { return Chunks{i * hosts, hosts}; };
   Schedule schedule(shards * hosts);
   if (!here.alone()) {
     Round& in = schedule.round();
-    for (const int i : owners) in.send(here.ranks[i], shard(i));
-    for (const int peer : served) in.reduce(peer, shard(here.index));
+    for (const int i : here.others(shards)) in.send(here.ranks[i], shard(i));
+    for (const int peer : owns ? here.peers() : std::vector<int>{}) in.reduce(peer, shard(here.index));
   }
-  if (owns) across(schedule, circulant_all_reduce({here.host, hosts}), here);
-  if (!here.alone()) {
-    Round& out = schedule.round();
-    for (const int peer : served) out.send(peer, shard(here.index));
-    for (const int i : owners) out.recv(here.ranks[i], shard(i));
-  }
-  return schedule;
+  if (owns) across(schedule, circulant_reduce_scatter({here.host, hosts}), here);
+  return there_and_back(std::move(schedule));
 }
 
 Schedule hierarchical_broadcast(const RankInfo& info) {

@@ -13,6 +13,7 @@
 // Sums: an n-ary reduction in rank order on each host, and one of the hosts' sums: rounded twice.
 // Source: as hierarchical.cc, with all hosts at once between hosts.
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 #include "schedule/locals.h"
 
 namespace ringlet {
@@ -75,25 +76,6 @@ Schedule hierarchical_reduce_scatter(const RankInfo& info) {
   return schedule;
 }
 
-Schedule hierarchical_all_gather(const RankInfo& info) {
-  const Locals here(info);
-  const std::vector<std::vector<Chunks>> owned = owned_on(here);
-  Schedule schedule(info.world);
-  if (!here.topology.one_host()) {
-    Round& across = schedule.round();
-    for (const int peer : owners_elsewhere(here, info.rank)) across.send(peer, {info.rank, 1});
-    for (const int peer : served_elsewhere(here, info)) across.recv(peer, {peer, 1});
-  }
-  if (!here.alone()) {
-    Round& out = schedule.round();
-    for (const int i : here.others(here.size())) {
-      for (const Chunks blocks : owned[here.index]) out.send(here.ranks[i], blocks);
-    }
-    for (const int i : here.others(here.size())) {
-      for (const Chunks blocks : owned[i]) out.recv(here.ranks[i], blocks);
-    }
-  }
-  return schedule;
-}
+Schedule hierarchical_all_gather(const RankInfo& info) { return backwards(hierarchical_reduce_scatter(info)); }
 
 }  // namespace ringlet

@@ -1,52 +1,52 @@
-// The k-nomial tree with k = 4, for any root: the binomial tree with three children at a time instead of one. Nodes are
-// ranks counted from the root; a node's parent is the node without its lowest digit to base four that is not zero.
+// The binomial tree ("tree") and the k-nomial tree with k = 4 ("knomial"), for any root. Nodes are ranks counted from
+// the root; a node's parent is the node without its lowest digit to base k that is not zero.
 //
-//   0 -- 1  2  3                 reduce: digit by digit from the lowest, the nodes that have it give what they have to
-//   |-- 4 -- 5  6  7             their parent, which combines up to three at once
-//   |-- 8 -- 9 10 11             broadcast: the same edges backwards, highest digit first
-//   `- 12 -- 13 14 15
+//   k = 2    0 -- 1              k = 4    0 -- 1  2  3           reduce: digit by digit from the lowest, the nodes
+//            |-- 2 -- 3                   |-- 4 -- 5  6  7       that have it give what they have to their parent,
+//            `-- 4 -- 5                   |-- 8 -- 9 10 11       which combines up to k - 1 at once
+//                `-- 6 -- 7               `- 12 -- 13 14 15      broadcast: backwards, highest digit first
 //
-// Rounds: ceil(log4 world) at the root. Bytes sent: broadcast S times the root's children, up to 3 a round; reduce S at
-// every other rank. Sums: one tree of depth ceil(log4 world), n-ary reductions in rank order.
-// Source: MPICH's and UCC's k-nomial trees; Bruck et al., IEEE TPDS 8(11), 1997, for k ports.
+// Rounds: ceil(logk world) at the root. Bytes sent: broadcast S times the root's children, up to k - 1 a round; reduce S
+// at every other rank. Sums: one tree of depth ceil(logk world), n-ary reductions in rank order.
+// Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; MPICH's
+// and UCC's k-nomial trees; Bruck et al., IEEE TPDS 8(11), 1997, for k ports.
 #include "schedule/algorithms.h"
 #include "schedule/backwards.h"
 
 namespace ringlet {
 namespace {
 
-constexpr int kBase = 4;
 constexpr Chunks kWhole{0, 1};
 
 struct KnomialNode {
-  explicit KnomialNode(const RankInfo& info) : info(info), number((info.rank - info.root + info.world) % info.world) {
-    while (weight < info.world && number / weight % kBase == 0) weight *= kBase;
+  KnomialNode(const RankInfo& info, int base)
+      : info(info), base(base), number((info.rank - info.root + info.world) % info.world) {
+    while (weight < info.world && number / weight % base == 0) weight *= base;
   }
 
   bool is_root() const { return number == 0; }
-  int parent() const { return rank_of(number - number / weight % kBase * weight); }
+  int parent() const { return rank_of(number - number / weight % base * weight); }
   int rank_of(int node) const { return (info.root + node) % info.world; }
 
   /// The children whose lowest digit has a weight below this node's.
   std::vector<int> children(int at) const {
     std::vector<int> ranks;
-    for (int digit = 1; digit < kBase && number + digit * at < info.world; ++digit) {
+    for (int digit = 1; digit < base && number + digit * at < info.world; ++digit) {
       ranks.push_back(rank_of(number + digit * at));
     }
     return ranks;
   }
 
   RankInfo info;
+  int base;
   int number;
   int weight = 1;  // of the lowest digit that is not zero; the root's: past the world
 };
 
-}  // namespace
-
-Schedule knomial_reduce(const RankInfo& info) {
-  const KnomialNode node(info);
+Schedule reduce(const RankInfo& info, int base) {
+  const KnomialNode node(info, base);
   Schedule schedule(/*parts=*/1);
-  for (int at = 1; at < node.weight; at *= kBase) {
+  for (int at = 1; at < node.weight; at *= base) {
     const std::vector<int> children = node.children(at);
     if (children.empty()) break;
     Round& round = schedule.round();
@@ -56,6 +56,11 @@ Schedule knomial_reduce(const RankInfo& info) {
   return schedule;
 }
 
+}  // namespace
+
+Schedule tree_reduce(const RankInfo& info) { return reduce(info, 2); }
+Schedule tree_broadcast(const RankInfo& info) { return backwards(tree_reduce(info)); }
+Schedule knomial_reduce(const RankInfo& info) { return reduce(info, 4); }
 Schedule knomial_broadcast(const RankInfo& info) { return backwards(knomial_reduce(info)); }
 
 }  // namespace ringlet

@@ -12,6 +12,7 @@
 // choice on shared memory, because peers read the root's memory at the same time.
 // Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; MPI's linear forms.
 #include "schedule/algorithms.h"
+#include "schedule/backwards.h"
 
 namespace ringlet {
 namespace {
@@ -26,18 +27,6 @@ void for_each_peer(const RankInfo& info, Act act) {
 
 }  // namespace
 
-Schedule star_broadcast(const RankInfo& info) {
-  Schedule schedule(/*parts=*/1);
-  if (info.world == 1) return schedule;
-  Round& round = schedule.round();
-  if (info.rank != info.root) {
-    round.recv(info.root, kWhole);
-  } else {
-    for_each_peer(info, [&](int peer) { round.send(peer, kWhole); });
-  }
-  return schedule;
-}
-
 Schedule star_reduce(const RankInfo& info) {
   Schedule schedule(/*parts=*/1);
   if (info.world == 1) return schedule;
@@ -50,11 +39,10 @@ Schedule star_reduce(const RankInfo& info) {
   return schedule;
 }
 
+Schedule star_broadcast(const RankInfo& info) { return backwards(star_reduce(info)); }
+
 Schedule star_all_reduce(const RankInfo& info) {
-  const RankInfo from_zero{info.rank, info.world, /*root=*/0};
-  Schedule schedule = star_reduce(from_zero);
-  schedule.then(star_broadcast(from_zero));
-  return schedule;
+  return there_and_back(star_reduce({info.rank, info.world, /*root=*/0}));
 }
 
 Schedule linear_gather(const RankInfo& info) {
@@ -69,16 +57,6 @@ Schedule linear_gather(const RankInfo& info) {
   return schedule;
 }
 
-Schedule linear_scatter(const RankInfo& info) {
-  Schedule schedule(info.world);
-  if (info.world == 1) return schedule;
-  Round& round = schedule.round();
-  if (info.rank != info.root) {
-    round.recv(info.root, {info.rank, 1});
-  } else {
-    for_each_peer(info, [&](int peer) { round.send(peer, {peer, 1}); });
-  }
-  return schedule;
-}
+Schedule linear_scatter(const RankInfo& info) { return backwards(linear_gather(info)); }
 
 }  // namespace ringlet

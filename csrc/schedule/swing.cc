@@ -88,10 +88,6 @@ Schedule swing_reduce_scatter(const RankInfo& info) {
 
 Schedule swing_all_gather(const RankInfo& info) { return backwards(swing_reduce_scatter(info)); }
 
-Schedule swing_all_reduce(const RankInfo& info) {
-  Schedule schedule = swing_reduce_scatter(info);
-  schedule.then(backwards(schedule));
-  return schedule;
-}
+Schedule swing_all_reduce(const RankInfo& info) { return there_and_back(swing_reduce_scatter(info)); }
 
 }  // namespace ringlet

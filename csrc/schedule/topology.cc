@@ -1,22 +1,12 @@
 #include "schedule/topology.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "schedule/collective.h"
 
 namespace ringlet {
 namespace {
-
-std::vector<int> numbered_by_first_rank(std::span<const int> host_of_rank) {
-  std::map<int, int> numbers;
-  std::vector<int> hosts;
-  for (const int name : host_of_rank) {
-    hosts.push_back(numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second);
-  }
-  return hosts;
-}
 
 Numbering numbering(std::vector<int> rank_at) {
   Numbering made{std::move(rank_at), {}, true};

@@ -8,12 +8,23 @@
 // it does.
 #pragma once
 
+#include <map>
 #include <span>
 #include <vector>
 
 namespace ringlet {
 
 struct RankInfo;
+
+/// The hosts of the ranks, by whatever names, as numbers by first appearance.
+template <typename Names>
+std::vector<int> numbered_by_first_rank(const Names& names) {
+  std::map<typename Names::value_type, int> numbers;
+  std::vector<int> hosts;
+  for (const auto& name : names)
+    hosts.push_back(numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second);
+  return hosts;
+}
 
 /// The ranks in an order: position -> rank, and back.
 struct Numbering {

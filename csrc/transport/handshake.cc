@@ -236,14 +236,6 @@ bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::
   return true;
 }
 
-std::string Handshake::missing(const std::vector<Introduced>& joined) const {
-  std::string text;
-  for (int q = 0; q < world_; ++q) {
-    if (q != rank_ && !joined[q].heap.valid()) text += (text.empty() ? "" : ", ") + std::to_string(q);
-  }
-  return text;
-}
-
 void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
                          const Deadline& deadline, const std::function<void()>& look) {
   std::vector<Call> calls;
@@ -264,7 +256,10 @@ void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> ha
 void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int> handed,
                              std::vector<Introduced>& joined, std::vector<Call>& calls, const Deadline& deadline,
                              const std::function<void()>& look) const {
-  const auto fail = [&] { throw Timeout(not_joined(rank_, world_, missing(joined))); };
+  const auto fail = [&] {
+    const auto missing = [&](int q) { return q != rank_ && !joined[q].heap.valid(); };
+    throw Timeout(not_joined(rank_, world_, ranks_where(world_, missing)));
+  };
   for (int q = 0; q < rank_; ++q) {
     calls.push_back(call(peers[q], handed, deadline, look));
     if (!calls.back().connection.valid()) fail();

@@ -71,7 +71,6 @@ class Handshake {
             const std::function<void()>& look) const;
   bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& joined,
               const Deadline& deadline) const;
-  std::string missing(const std::vector<Introduced>& joined) const;
 
   int rank_;
   int world_;

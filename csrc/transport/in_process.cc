@@ -12,6 +12,7 @@
 #include "base/interrupts.h"
 #include "base/process.h"
 #include "base/processor.h"
+#include "transport/store.h"
 
 namespace ringlet {
 namespace {
@@ -72,14 +73,6 @@ class Threads final : public Transport {
   TensorMemory tensors_;
 };
 
-std::string missing_ranks(const Hub& hub) {
-  std::string text;
-  for (int q = 0; q < hub.world; ++q) {
-    if (!hub.joined[q]) text += (text.empty() ? "" : ", ") + std::to_string(q);
-  }
-  return text;
-}
-
 /// Takes back this rank's attempt to join, so that it may try again.
 void withdraw(Hubs& hubs, const std::string& name, Hub& hub, int rank) {
   hub.joined[rank] = false;
@@ -110,7 +103,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   hubs.changed.notify_all();
   while (hub->count < world) {
     if (deadline.passed()) {
-      const std::string missing = missing_ranks(*hub);
+      const std::string missing = ranks_where(world, [&](int q) { return !hub->joined[q]; });
       withdraw(hubs, name, *hub, rank);
       throw Timeout("rank " + std::to_string(rank) + ": thread(s) of rank " + missing + " did not join the group \"" +
                     name + "\" in time: they may have failed, or not have started");

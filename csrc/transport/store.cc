@@ -16,10 +16,7 @@ std::vector<std::string> from_all_ranks(Store& store, const std::string& place, 
   try {
     return store.get_all(keys, deadline);
   } catch (const Timeout&) {
-    std::string absent;
-    for (int q = 0; q < world; ++q) {
-      if (!store.has(keys[q])) absent += (absent.empty() ? "" : ", ") + std::to_string(q);
-    }
+    const std::string absent = ranks_where(world, [&](int q) { return !store.has(keys[q]); });
     if (absent.empty()) throw;
     throw Timeout(not_joined(rank, world, absent));
   }

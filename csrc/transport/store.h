@@ -33,4 +33,14 @@ std::vector<std::string> from_all_ranks(Store& store, const std::string& place, 
 /// The message of the Timeout of `rank`, which has waited for the ranks `absent`, such as "1, 3".
 std::string not_joined(int rank, int world, const std::string& absent);
 
+/// "1, 4, 5": the ranks below `world` for which `holds` does.
+template <typename Holds>
+std::string ranks_where(int world, const Holds& holds) {
+  std::string text;
+  for (int rank = 0; rank < world; ++rank) {
+    if (holds(rank)) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
 }  // namespace ringlet
