@@ -8,6 +8,6 @@
 
 namespace ringlet {
 
-inline constexpr uint32_t kProtocol = 10;
+inline constexpr uint32_t kProtocol = 11;
 
 }  // namespace ringlet

@@ -18,7 +18,6 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/protocol.h"
 #include "memory/mapping.h"
 
 namespace ringlet {
@@ -188,7 +187,7 @@ sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
 
 std::string PeerAddress::pack() const {
   std::ostringstream text;
-  text << kProtocol << ' ' << host << ' ' << listener << ' ' << port << ' ';
+  text << host << ' ' << listener << ' ' << port << ' ';
   for (size_t i = 0; i < std::min(addresses.size(), kMostAddresses); ++i) {
     text << (i == 0 ? "" : ",") << addresses[i].text();
   }
@@ -198,13 +197,10 @@ std::string PeerAddress::pack() const {
 PeerAddress PeerAddress::unpack(const std::string& text) {
   if (text.size() > kMostBytes) refuse(std::to_string(text.size()) + " bytes");
   std::istringstream stream(text);
-  uint32_t version = 0;
   PeerAddress address;
   std::string list, more;
-  if (!(stream >> version)) refuse("no version");
-  if (version != kProtocol) refuse("version " + std::to_string(version) + ", here " + std::to_string(kProtocol));
   if (!(stream >> address.host >> address.listener >> address.port >> list) || stream >> more)
-    refuse("not of five fields");
+    refuse("not of four fields");
   for (const std::string& one : split(list, ',')) address.addresses.emplace_back(one);
   if (address.addresses.empty() || address.addresses.size() > kMostAddresses || address.port == 0)
     refuse("not reachable");

@@ -295,16 +295,6 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
 
 void Mesh::ring() noexcept { state_->ring_all(); }
 
-uint64_t Mesh::bytes_sent() const noexcept {
-  uint64_t bytes = 0;
-  state_->for_each_pipe([&](Pipe& pipe) { bytes += pipe.bytes_written(); });
-  return bytes;
-}
-uint64_t Mesh::bytes_received() const noexcept {
-  uint64_t bytes = 0;
-  state_->for_each_pipe([&](Pipe& pipe) { bytes += pipe.bytes_read(); });
-  return bytes;
-}
 int Mesh::connections() const noexcept { return state_->sockets.load(std::memory_order_relaxed); }
 
 void Mesh::retire(std::vector<std::byte> final_frame) noexcept {

@@ -76,9 +76,6 @@ class Mesh {
   /// Wakes all threads that sleep, on all kinds of connection.
   void ring() noexcept;
 
-  /// Payload and headers over sockets and rings since the group was made.
-  uint64_t bytes_sent() const noexcept;
-  uint64_t bytes_received() const noexcept;
   /// Open TCP connections.
   int connections() const noexcept;
 

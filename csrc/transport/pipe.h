@@ -63,9 +63,6 @@ class Pipe {
 
   /// The descriptor for poll().
   virtual int descriptor() const noexcept = 0;
-
-  virtual uint64_t bytes_written() const noexcept = 0;
-  virtual uint64_t bytes_read() const noexcept = 0;
 };
 
 }  // namespace ringlet

@@ -121,7 +121,6 @@ size_t RingPipe::write(const iovec* pieces, int n) noexcept {
   }
   if (moved == 0) return 0;
   awake();
-  written_.store(written_.load(std::memory_order_relaxed) + moved, std::memory_order_relaxed);
   return moved;
 }
 
@@ -148,7 +147,6 @@ const std::byte* RingPipe::front() noexcept {
 void RingPipe::drop(size_t bytes) noexcept {
   unread_ += bytes;
   left_ -= bytes;
-  read_.store(read_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
   if (left_ > 0) return;
   if (copy_time_) mine_.copy_time.store(static_cast<uint32_t>(copy_time_->count()), std::memory_order_relaxed);
   copy_time_.reset();

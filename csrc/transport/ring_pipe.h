@@ -49,8 +49,6 @@ class RingPipe final : public Pipe {
     return transport_.control(peer_).withdrawn.load(std::memory_order_seq_cst) != 0;
   }
   int descriptor() const noexcept override { return transport_.watch(peer_); }
-  uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
-  uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
 
   ConnectionKind kind() const { return kind_; }
 
@@ -94,8 +92,6 @@ class RingPipe final : public Pipe {
   const std::byte* unread_ = nullptr;                    // of the segment being read: its next byte,
   size_t left_ = 0;                                      // and how many
   std::optional<std::chrono::nanoseconds> copy_time_{};  // if that segment is timed
-  std::atomic<uint64_t> written_{0};
-  std::atomic<uint64_t> read_{0};
 };
 
 }  // namespace ringlet

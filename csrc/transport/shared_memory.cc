@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "base/processor.h"
-#include "base/protocol.h"
 #include "base/system_call.h"
 #include "memory/heap.h"
 #include "transport/address.h"
@@ -24,7 +23,6 @@ namespace {
 
 /// What a rank publishes in the store.
 struct RegionInfo {
-  uint32_t version;
   uint64_t host;
   uint64_t heap_id;
   uint64_t heap_bytes;
@@ -129,11 +127,6 @@ class SharedMemory final : public Transport {
           " published a region that this version of ringlet cannot read: install the same version for all ranks");
     }
     std::memcpy(&info, text.data(), sizeof info);
-    if (info.version != kProtocol) {
-      throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (protocol " +
-                         std::to_string(info.version) + ", here " + std::to_string(kProtocol) +
-                         "): install the same version for all ranks");
-    }
     if (info.host != host) {
       throw InvalidUsage(
           "rank " + std::to_string(rank) + " and rank " + std::to_string(rank_) +
@@ -152,7 +145,6 @@ class SharedMemory final : public Transport {
 
   RegionInfo own_info(const Handshake& handshake) const {
     RegionInfo mine{};
-    mine.version = kProtocol;
     mine.host = host_identity();
     mine.heap_id = heap_->id();
     mine.heap_bytes = heap_->bytes();

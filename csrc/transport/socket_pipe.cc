@@ -64,9 +64,7 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
     end(EFAULT);
     finish();  // the frame stays incomplete, so the peer must not wait for the rest
   }
-  if (bytes <= 0) return 0;
-  written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
-  return static_cast<size_t>(bytes);
+  return bytes > 0 ? static_cast<size_t>(bytes) : 0;
 }
 
 size_t SocketPipe::receive(const iovec* pieces, int n) noexcept {
@@ -98,7 +96,6 @@ size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
     end_of_buffer_ = got - std::min(got, asked);
     moved += std::min(got, asked);
   }
-  read_.store(read_.load(std::memory_order_relaxed) + moved, std::memory_order_relaxed);
   return moved;
 }
 
@@ -115,10 +112,7 @@ bool SocketPipe::peek(void* to, size_t bytes) noexcept {
   return true;
 }
 
-void SocketPipe::drop(size_t bytes) noexcept {
-  begin_ += bytes;
-  read_.store(read_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
-}
+void SocketPipe::drop(size_t bytes) noexcept { begin_ += bytes; }
 
 bool SocketPipe::ended() const noexcept {
   if (end_.load(std::memory_order_relaxed) != 0) return true;

@@ -32,8 +32,6 @@ class SocketPipe final : public Pipe {
   void finish() noexcept override;
   void close() noexcept override;
   int descriptor() const noexcept override { return socket_.get(); }
-  uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
-  uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
   /// Whether the peer's kernel has all that was written, or never will have it.
   bool delivered() noexcept override;
 
@@ -48,10 +46,8 @@ class SocketPipe final : public Pipe {
   void end_of_stream() const noexcept;
 
   Socket socket_;
-  mutable std::atomic<int> end_{0};  // an errno, or kClosed
-  std::atomic<int> write_error_{0};  // an errno; there may still be bytes to read
-  std::atomic<uint64_t> written_{0};
-  std::atomic<uint64_t> read_{0};
+  mutable std::atomic<int> end_{0};       // an errno, or kClosed
+  std::atomic<int> write_error_{0};       // an errno; there may still be bytes to read
   size_t begin_ = 0, end_of_buffer_ = 0;  // of the bytes that are read ahead
   std::array<std::byte, kBuffer> buffer_;
 };

@@ -35,7 +35,7 @@ class RewritingStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     std::string told = rewritten(key, value);
-    if (!elsewhere.empty() && key.ends_with(elsewhere)) told.at(sizeof(uint64_t)) ^= 1;  // after the version
+    if (!elsewhere.empty() && key.ends_with(elsewhere)) told.at(0) ^= 1;
     store_.set(key, told);
   }
   std::vector<std::string> get_all(const std::vector<std::string>& keys, const Deadline& deadline) override {

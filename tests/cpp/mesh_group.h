@@ -199,17 +199,17 @@ inline void exchange(ringlet::Mesh& mesh, std::vector<Exchange>& all) {
   for (;;) {
     about_to_sleep(mesh);
     bool done = true;
-    uint64_t before = mesh.bytes_sent() + mesh.bytes_received();
+    size_t moved = 0;
     std::vector<ringlet::Mesh::Watch> watches;
     for (Exchange& each : all) {
+      const size_t before = each.sent + each.received;
       each.advance(mesh);
+      moved += each.sent + each.received - before;
       done = done && each.done();
       if (each.pipe != nullptr && !each.done()) watches.push_back({each.pipe, true, each.sent < each.outgoing.size()});
     }
     if (done) break;
-    if (mesh.bytes_sent() + mesh.bytes_received() == before) {
-      mesh.sleep(ringlet::ConnectionKind::collectives, watches, kSleepNanoseconds);
-    }
+    if (moved == 0) mesh.sleep(ringlet::ConnectionKind::collectives, watches, kSleepNanoseconds);
   }
   for (const Exchange& each : all) CHECK(each.incoming == each.expected);
 }

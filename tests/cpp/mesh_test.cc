@@ -48,9 +48,9 @@ TEST(addresses_are_read_back_and_checked) {
   CHECK_EQ(copy.reachable_from(5)[1].text(), "::1");
   CHECK_EQ(copy.reachable_from(6).size(), size_t{2});
   for (const std::string& text :
-       {std::string(), std::string("junk"), std::string("2 5 7 4000 10.1.2.3"), std::string("1 5 7 4000"),
-        std::string("1 5 7 70000 10.1.2.3"), std::string("1 5 7 4000 10.1.2"), std::string("1 5 7 4000 10.1.2.3 x"),
-        std::string("1 5 7 0 10.1.2.3"), std::string(5000, '1')}) {
+       {std::string(), std::string("junk"), std::string("5 7 4000"), std::string("5 7 70000 10.1.2.3"),
+        std::string("5 7 4000 10.1.2"), std::string("5 7 4000 10.1.2.3 x"), std::string("5 7 0 10.1.2.3"),
+        std::string(5000, '1')}) {
     CHECK_THROWS(InvalidUsage, PeerAddress::unpack(text));
   }
 }
@@ -89,8 +89,6 @@ void exchange_all_pairs(Group group, int connections) {
       exchanges.emplace_back(mesh, peer, ConnectionKind::messages, kBytes / 2);
     }
     exchange(mesh, exchanges);
-    CHECK_EQ(mesh.bytes_sent(), (world - 1) * uint64_t{kBytes + kBytes / 2});
-    CHECK_EQ(mesh.bytes_received(), mesh.bytes_sent());
     CHECK_EQ(mesh.connections(), connections);
   });
 }
