@@ -115,13 +115,9 @@ milliseconds required_timeout_of(PyObject* object) {
   return *timeout;
 }
 
-std::string unknown_collective(const std::string& name) {
-  return "collective must be one of " + collective_names() + ", got \"" + name + "\"";
-}
-
 Collective checked_collective(const std::string& name) {
   const std::optional<Collective> found = parse_collective(name);
-  if (!found) throw InvalidUsage(unknown_collective(name));
+  if (!found) throw InvalidUsage("collective must be one of " + collective_names() + ", got \"" + name + "\"");
   return *found;
 }
 

@@ -38,8 +38,7 @@ std::optional<std::chrono::milliseconds> timeout_of(PyObject* object, bool may_b
 /// The same, and None is refused.
 std::chrono::milliseconds required_timeout_of(PyObject* object);
 
-/// "collective must be one of ..., got "rings""
-std::string unknown_collective(const std::string& name);
+/// Throws InvalidUsage, which names all collectives, for another name.
 Collective checked_collective(const std::string& name);
 
 }  // namespace ringlet

@@ -36,13 +36,15 @@ C10dBackend::Issue::Issue(c10d::OpType type, const char* title)
 
 C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const at::Tensor& output,
                                                   const at::Tensor& input, int64_t count) {
-  return ringlet::Issue::add({.collective = collective, .count = static_cast<size_t>(count), .timeout = timeout},
-                             output, input);
+  return ringlet::Issue::add(
+      {.collective = collective, .label = call_label(), .count = static_cast<size_t>(count), .timeout = timeout},
+      output, input);
 }
 
 C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs, std::vector<size_t> counts) {
-  return ringlet::Issue::add_blocks({.collective = collective, .timeout = timeout}, outputs, inputs, std::move(counts));
+  return ringlet::Issue::add_blocks({.collective = collective, .label = call_label(), .timeout = timeout}, outputs,
+                                    inputs, std::move(counts));
 }
 
 void C10dBackend::Issue::set(const Reduction& reduction) {

@@ -12,9 +12,10 @@ namespace {
 std::atomic<bool> ending{false};
 std::atomic<int> asking{0};
 thread_local bool ends_python = false;
+thread_local int asking_here = 0;  // of `asking`, this thread's
 
-[[maybe_unused]] const bool forgotten_in_children = [] {  // there the threads that asked do not exist
-  ::pthread_atfork(nullptr, nullptr, [] { asking = 0; });
+[[maybe_unused]] const bool forgotten_in_children = [] {  // there the other threads that asked do not exist
+  ::pthread_atfork(nullptr, nullptr, [] { asking = asking_here; });
   return true;
 }();
 
@@ -31,11 +32,13 @@ PyGILState_STATE ensure() {
 }  // namespace
 
 AskForGil::AskForGil() : granted((asking.fetch_add(1), !ending.load() || ends_python)) {
-  if (!granted) asking.fetch_sub(1);
+  granted ? ++asking_here : asking.fetch_sub(1);
 }
 
 AskForGil::~AskForGil() {
-  if (granted) asking.fetch_sub(1);
+  if (!granted) return;
+  --asking_here;
+  asking.fetch_sub(1);
 }
 
 void take_gil_back(PyThreadState* state) noexcept {

@@ -13,16 +13,9 @@ namespace {
 /// The storages that would be resizable were it not for the holds of them.
 class Holds {
  public:
-  /// Never destroyed: calls may end after everything else.
-  static Holds& of_process() {
-    static Holds* const one = [] {
-      auto* made = new Holds;
-      ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                       [] { of_process().mutex_.unlock(); });
-      return made;
-    }();
-    return *one;
-  }
+  /// Made when the library is loaded: a child that is forked while another thread makes it would wait for that. Never
+  /// destroyed: calls may end after everything else.
+  static Holds& of_process;
 
   /// Whether release() must be called. It must not for a storage without an allocator (share_memory_() makes such):
   /// that can never be resized, whatever its flag says.
@@ -45,9 +38,15 @@ class Holds {
   }
 
  private:
+  Holds() {
+    ::pthread_atfork([] { of_process.mutex_.lock(); }, [] { of_process.mutex_.unlock(); },
+                     [] { of_process.mutex_.unlock(); });
+  }
+
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, size_t> counts_;  // guarded by mutex_
 };
+Holds& Holds::of_process = *new Holds;
 
 }  // namespace
 
@@ -56,7 +55,7 @@ void MemoryHold::add(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
   if (!held_.empty() && held_.back().storage.unsafeGetStorageImpl() == impl) return;  // input and output are one
-  held_.push_back({storage, storage.data(), Holds::of_process().take(*impl)});
+  held_.push_back({storage, storage.data(), Holds::of_process.take(*impl)});
 }
 
 MemoryHold::~MemoryHold() {
@@ -66,7 +65,7 @@ MemoryHold::~MemoryHold() {
           "a tensor got other memory while a call on it was in flight, so the call's result is lost: wait for the "
           "call before share_memory_()");
     }
-    if (held.counted) Holds::of_process().release(*held.storage.unsafeGetStorageImpl());
+    if (held.counted) Holds::of_process.release(*held.storage.unsafeGetStorageImpl());
   }
 }
 

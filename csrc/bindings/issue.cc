@@ -16,7 +16,6 @@ namespace ringlet {
 Issue::Step& Issue::add(const Call& given, const at::Tensor& output, const at::Tensor& input) {
   Step& step = steps.emplace_back();
   step.call = given;
-  step.call.label = call_label();
   for (const at::Tensor* tensor : {&output, &input}) {
     if (tensor->defined()) check_dense(*tensor, call, tensor == &output ? "output" : "input");
   }
@@ -68,7 +67,6 @@ Issue::Step& Issue::add_blocks(const Call& given, const Tensors& outputs, const 
   blocks.uneven = !even;
   blocks.counts = std::move(counts);
   step.call = given;
-  step.call.label = call_label();
   step.call.count = blocks.longest;
   step.call.dtype = dtype;
   step.call.blocks = step.blocks.get();

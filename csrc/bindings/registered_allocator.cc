@@ -25,6 +25,12 @@ size_t size_class(size_t bytes) {
   return round_up(bytes, step);
 }
 
+/// To torch's profiler, as torch's own allocators do.
+void report(void* pointer, int64_t bytes, size_t in_use) {
+  if (!c10::memoryProfilingEnabled()) return;
+  c10::reportMemoryUsageToProfiler(pointer, bytes, in_use, 0, c10::Device(c10::DeviceType::CPU));
+}
+
 class RegisteredAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override;
@@ -57,6 +63,7 @@ class RegisteredAllocator final : public c10::Allocator {
   std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size class; guarded by mutex_, like the rest
   std::unordered_map<std::byte*, size_t> used_;               // size class of blocks handed out
   size_t cached_ = 0;
+  size_t used_bytes_ = 0;
   int begun_ = 0;
   c10::Allocator* before_ = nullptr;  // torch's at the first begin()
   std::atomic<bool> wanted_{false};   // by the user: then a full heap is an error
@@ -110,7 +117,6 @@ void RegisteredAllocator::end() {
 std::byte* RegisteredAllocator::take(size_t bytes) {
   const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // a larger one: the heap refuses it
   std::byte* pointer = nullptr;
-  size_t total = 0;
   {
     const std::lock_guard lock(mutex_);
     if (std::vector<std::byte*>& list = free_[size]; !list.empty()) {
@@ -118,17 +124,15 @@ std::byte* RegisteredAllocator::take(size_t bytes) {
       list.pop_back();
       cached_ -= size;
     }
-    if (pointer != nullptr) used_.emplace(pointer, size);
-    total = used_.size();
   }
-  if (pointer == nullptr) {
-    pointer = heap_->allocate(size);
+  if (pointer == nullptr) pointer = heap_->allocate(size);
+  size_t in_use = 0;
+  {
     const std::lock_guard lock(mutex_);
     used_.emplace(pointer, size);
+    in_use = used_bytes_ += size;
   }
-  if (c10::memoryProfilingEnabled()) {
-    c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(size), total, 0, c10::Device(c10::DeviceType::CPU));
-  }
+  report(pointer, static_cast<int64_t>(size), in_use);
   return pointer;
 }
 
@@ -143,13 +147,14 @@ void RegisteredAllocator::release(void* pointer) {
 }
 
 void RegisteredAllocator::give_back(std::byte* pointer) {
-  size_t size = 0;
+  size_t size = 0, in_use = 0;
   bool kept = false;
   {
     const std::lock_guard lock(mutex_);
     const auto block = used_.find(pointer);
     size = block->second;
     used_.erase(block);
+    in_use = used_bytes_ -= size;
     kept = cached_ + size <= kMostCachedBytes;
     if (kept) {
       free_[size].push_back(pointer);
@@ -157,9 +162,7 @@ void RegisteredAllocator::give_back(std::byte* pointer) {
     }
   }
   if (!kept) heap_->free(pointer);
-  if (c10::memoryProfilingEnabled()) {
-    c10::reportMemoryUsageToProfiler(pointer, -static_cast<int64_t>(size), 0, 0, c10::Device(c10::DeviceType::CPU));
-  }
+  report(pointer, -static_cast<int64_t>(size), in_use);
 }
 
 }  // namespace

@@ -26,27 +26,23 @@ py::str verb_name(Verb verb) {
 py::tuple pair(Chunks chunks) { return py::make_tuple(chunks.first, chunks.count); }
 
 const Algorithm& checked_algorithm(const std::string& algorithm, const std::string& collective) {
-  const auto which = parse_collective(collective);
-  if (!which) throw py::value_error(unknown_collective(collective));
-  const Algorithm* found = find_algorithm(*which, algorithm);
+  const Collective which = checked_collective(collective);
+  const Algorithm* found = find_algorithm(which, algorithm);
   if (!found) {
-    throw py::value_error(collective + ": algorithm must be one of " + algorithm_names(*which) + ", got \"" +
-                          algorithm + '"');
+    throw InvalidUsage(collective + ": algorithm must be one of " + algorithm_names(which) + ", got \"" + algorithm +
+                       '"');
   }
   return *found;
 }
 
 void check_place(const Algorithm& algorithm, int world, int root) {
   if (world < 1 || world > kMaxWorld) {
-    throw py::value_error("world must be from 1 to " + std::to_string(kMaxWorld) + ", got " + std::to_string(world));
+    throw InvalidUsage("world must be from 1 to " + std::to_string(kMaxWorld) + ", got " + std::to_string(world));
   }
-  if (root < 0 || root >= world) {
-    throw py::value_error("root must be a rank from 0 to " + std::to_string(world - 1) + ", got " +
-                          std::to_string(root));
-  }
+  check_root(algorithm.collective, root, world);
   if (root != 0 && !has_root(algorithm.collective)) {
-    throw py::value_error(std::string(name(algorithm.collective)) + " has no root: root must be 0, got " +
-                          std::to_string(root));
+    throw InvalidUsage(std::string(name(algorithm.collective)) + " has no root: root must be 0, got " +
+                       std::to_string(root));
   }
 }
 
@@ -62,8 +58,8 @@ py::list rounds_of(const Schedule& schedule) {
 
 Topology checked_topology(const std::optional<std::vector<int>>& hosts, int world) {
   if (hosts && hosts->size() != static_cast<size_t>(world)) {
-    throw py::value_error("hosts must name the host of each of " + std::to_string(world) + " ranks, got " +
-                          std::to_string(hosts->size()) + " hosts");
+    throw InvalidUsage("hosts must name the host of each of " + std::to_string(world) + " ranks, got " +
+                       std::to_string(hosts->size()) + " hosts");
   }
   return Topology(hosts ? *hosts : std::vector<int>(world, 0));
 }
@@ -98,7 +94,7 @@ py::list list_algorithms() {
 }
 
 py::tuple orders(const std::vector<int>& hosts) {
-  if (hosts.empty()) throw py::value_error("hosts must name the host of at least one rank, got none");
+  if (hosts.empty()) throw InvalidUsage("hosts must name the host of at least one rank, got none");
   const Topology topology(hosts);
   return py::make_tuple(topology.along().rank_at, topology.across().rank_at);
 }

@@ -49,13 +49,6 @@ DType dtype_of(const at::Tensor& tensor) {
                      "uint64/32/16/8, bool, complex64, complex128");
 }
 
-c10::ScalarType scalar_type_of(DType dtype) noexcept {
-  for (const Row& row : kRows) {
-    if (row.dtype == dtype) return row.scalar_type;
-  }
-  return c10::ScalarType::Undefined;
-}
-
 namespace {
 
 /// Whether all of a tensor's elements lie in memory.

@@ -9,7 +9,6 @@ namespace ringlet {
 
 /// Throws InvalidUsage for a dtype that the core does not support.
 DType dtype_of(const at::Tensor& tensor);
-c10::ScalarType scalar_type_of(DType dtype) noexcept;
 
 /// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host or GPU memory.
 void check_dense(const at::Tensor& tensor, const char* call, const char* role);

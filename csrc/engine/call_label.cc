@@ -4,6 +4,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/process.h"
+
 namespace ringlet {
 namespace {
 
@@ -16,7 +18,7 @@ struct Texts {
   std::map<CallLabel, std::set<std::string>> of;  // guarded by mutex
 };
 
-Texts& texts_of_labels = *new Texts;  // threads may describe calls until the process ends
+constinit OfProcess<Texts> texts_of_labels;
 
 /// FNV-1a, which is the same in every process.
 uint64_t digest(const std::vector<std::string>& texts) {
@@ -32,7 +34,7 @@ uint64_t digest(const std::vector<std::string>& texts) {
 std::vector<CallLabel> make_call_labels(const std::vector<std::string>& texts) {
   const uint64_t first = digest(texts);
   std::vector<CallLabel> labels;
-  Texts& known = texts_of_labels;
+  Texts& known = texts_of_labels.get();
   const std::lock_guard lock(known.mutex);
   for (const std::string& text : texts) {
     labels.push_back(static_cast<CallLabel>(1 + (first + labels.size()) % kLabels));
@@ -42,7 +44,7 @@ std::vector<CallLabel> make_call_labels(const std::vector<std::string>& texts) {
 }
 
 std::string label_text(CallLabel label) {
-  Texts& known = texts_of_labels;
+  Texts& known = texts_of_labels.get();
   const std::lock_guard lock(known.mutex);
   std::string joined;
   for (const std::string& text : known.of[label]) joined += (joined.empty() ? "" : " or ") + text;

@@ -214,8 +214,11 @@ void GpuGroup::watch() {
   }
 }
 
+/// Without memory for it the watch looks again later.
 void GpuGroup::look(Ended& ended) {
   try {
+    ended.reserve(pending_.size());
+    events_.reserve(events_.size() + pending_.size());
     const size_t through = finished_as_far_as_known();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
@@ -231,6 +234,7 @@ void GpuGroup::look(Ended& ended) {
     }
   } catch (const Error& error) {
     end_all(error, ended);
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -239,7 +243,7 @@ void GpuGroup::end_all(const Error& error, Ended& ended) {
   if (!ended_) {
     ended_ = std::current_exception();
     host_.health().poison(error);  // first: the peers are to hear of it whatever an abort waits for
-    engines_->abort(error.kind(), error.what());
+    engines_->abort(error.kind(), in_words([&] { return std::string(error.what()); }));
   }
   for (Pending& call : pending_) {
     events_.push_back(call.event);

@@ -2,12 +2,14 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <new>
 #include <optional>
 
 #include "base/process.h"
@@ -198,20 +200,26 @@ void Listener::close_departed() {
   std::erase_if(leaving_, [](const Leaving& each) { return !each.socket.discard() || each.deadline.passed(); });
 }
 
+/// What memory runs out for is lost, as if the network had lost it: a connection, or one look at all of them.
 void Listener::run() {
+  ::pthread_setname_np(::pthread_self(), "ringlet-tcp");
   for (;;) {
-    wait();
-    take_calls();
-    poll_incoming();
-    poll_connectors();
-    close_departed();
+    try {
+      wait();
+      take_calls();
+      poll_incoming();
+      poll_connectors();
+      close_departed();
+    } catch (const std::bad_alloc&) {
+      reconsider_ = resting_ = true;
+      sleep_for(kRest);
+    }
   }
 }
 
 void Listener::take_calls() {
   const std::lock_guard lock(mutex_);
-  for (Connector& each : calls_) connectors_.push_back(std::move(each));
-  calls_.clear();
+  connectors_.splice(connectors_.end(), calls_);
   reconsider_ = reconsider_ || std::exchange(stirred_, false);
 }
 
@@ -278,8 +286,12 @@ void Listener::make_room() {
 void Listener::poll_incoming() {
   if (!std::exchange(reconsider_, false)) return;
   std::erase_if(incoming_, [&](IncomingConnection& each) {
-    return each.state() == IncomingConnection::State::gone ||
-           (each.state() == IncomingConnection::State::waiting && consider(each));
+    try {
+      return each.state() == IncomingConnection::State::gone ||
+             (each.state() == IncomingConnection::State::waiting && consider(each));
+    } catch (const std::bad_alloc&) {
+      return true;
+    }
   });
 }
 
@@ -318,7 +330,10 @@ bool Listener::finish(Connector& connector) {
   try {
     outcome = connector.advance();
   } catch (const Error& error) {
-    resident->give_up(peer, call.which, error.kind(), error.what());
+    resident->give_up(peer, call.which, error.kind(), in_words([&] { return std::string(error.what()); }));
+    return true;
+  } catch (const std::bad_alloc&) {
+    resident->give_up(peer, call.which, ErrorKind::resource_error, kOutOfMemory);
     return true;
   }
   if (outcome == Connector::Outcome::going) return false;
@@ -346,7 +361,7 @@ bool Listener::finish_for(const std::optional<Departed>& departed, Connector& co
     const Connector::Outcome outcome = connector.advance();
     if (outcome == Connector::Outcome::made) part(connector.take(), departed->final_frame);
     return outcome != Connector::Outcome::going;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return true;
   }
 }

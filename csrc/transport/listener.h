@@ -113,15 +113,15 @@ class Listener {
   std::mutex mutex_;
   std::map<MemberId, Entry> members_;  // guarded by mutex_
   std::list<Departed> departed_;       // the last that left; guarded by mutex_
-  std::deque<Connector> calls_;        // new ones; guarded by mutex_
+  std::list<Connector> calls_;         // new ones; guarded by mutex_
   bool stirred_ = false;               // members changed; guarded by mutex_
 
   // Of the thread alone.
   std::deque<IncomingConnection> incoming_;  // in the order in which they came
-  std::deque<Connector> connectors_;
+  std::list<Connector> connectors_;
   std::deque<Leaving> leaving_;
   bool reconsider_ = false;  // check the connections with a proof again
-  bool resting_ = false;     // no descriptors are left: the thread does not accept for a moment
+  bool resting_ = false;     // no descriptors or memory are left: the thread does not accept for a moment
 };
 
 }  // namespace ringlet

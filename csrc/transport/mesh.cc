@@ -94,7 +94,7 @@ struct Mesh::State final : Listener::Resident {
   }
 
   void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept override {
-    {
+    try {
       const std::lock_guard lock(mutex);
       Slot& slot = at(peer, which);
       if (closed || slot.owned != nullptr) return;
@@ -104,6 +104,8 @@ struct Mesh::State final : Listener::Resident {
       slot.owned = std::make_unique<SocketPipe>(std::move(socket));
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
       ++sockets;
+    } catch (const std::bad_alloc&) {
+      return give_up(peer, which, ErrorKind::resource_error, kOutOfMemory);
     }
     ring_all();
   }
@@ -114,10 +116,11 @@ struct Mesh::State final : Listener::Resident {
       Slot& slot = at(peer, which);
       slot.failed = true;
       slot.kind = kind;
-      slot.reason = reason;
+      slot.reason = in_words([&] { return reason; });
     }
     if (logging(LogLevel::warning)) {
-      log(LogLevel::warning, source, "no connection to rank " + std::to_string(peer) + ": " + reason);
+      log(LogLevel::warning, source,
+          in_words([&] { return "no connection to rank " + std::to_string(peer) + ": " + reason; }));
     }
     ring_all();
   }

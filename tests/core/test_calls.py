@@ -54,6 +54,17 @@ def test_wide_unsigned_integers_are_copied(rank: int, world: int) -> None:
 
 
 @on("everyone")
+def test_a_label_for_torchs_calls_is_not_ringlets(rank: int, world: int) -> None:
+    """Ranks whose tensors lie differently make the same call, whatever torch.distributed's calls are for just then."""
+    ringlet._C.set_call_label(7)
+    try:
+        tensor = torch.ones(4, 6)[:, ::2] if rank == 0 else torch.ones(4, 3)
+        assert ringlet.all_reduce(tensor).tolist() == [[world] * 3] * 4
+    finally:
+        ringlet._C.set_call_label(0)
+
+
+@on("everyone")
 def test_strided_tensors_and_arrays(rank: int, world: int) -> None:
     """What is not contiguous is copied: what lies between stays."""
     for async_op in (False, True):

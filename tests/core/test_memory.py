@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 
@@ -69,6 +70,19 @@ def in_child(tensor: torch.Tensor, report) -> None:
     report.send(sums)
     report.close()
     os._exit(0)
+
+
+def test_the_profiler_hears_how_many_bytes_are_in_use(registered, tmp_path):
+    """As of torch's own allocator."""
+    before = torch.empty(1 << 20)  # noqa: F841 -- in use
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        tensor = torch.empty(1 << 20)
+        del tensor
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    made, freed = [e["args"] for e in events if e.get("name") == "[memory]" and abs(e["args"]["Bytes"]) == 4 << 20]
+    assert made["Total Allocated"] >= 8 << 20
+    assert freed["Total Allocated"] == made["Total Allocated"] - (4 << 20)
 
 
 def test_a_forked_child_allocates_for_itself(registered):

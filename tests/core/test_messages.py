@@ -67,6 +67,18 @@ def test_the_monitored_barrier_names_who_is_missing(rank: int, world: int, path:
 
 
 @on(2, "dist:ringlet")
+def test_the_monitored_barrier_leaves_no_more_keys_with_every_call(rank: int, world: int, path: str) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    keys = []
+    for _ in range(6):
+        ringlet.monitored_barrier()
+        dist.barrier()
+        keys.append(store.num_keys())
+        dist.barrier()
+    assert keys[-1] <= keys[1], keys
+
+
+@on(2, "dist:ringlet")
 def test_the_monitored_barrier_counts_nobody_who_gave_up(rank: int, world: int, path: str) -> None:
     shared = dist.FileStore(path, world)
     if rank == 0:

@@ -1,5 +1,6 @@
 // Memory that runs out at the n-th allocation of a call on rank 0, for every n: each rank gets an error or the right
-// bits, nobody waits for a deadline, and afterwards the group has failed on all ranks or on none.
+// bits, nobody waits for a deadline, and afterwards the group has failed on all ranks or on none. The same for the thread
+// that makes connections, which no program could go on without.
 #include <pthread.h>
 
 #include <atomic>
@@ -28,15 +29,18 @@ void arm() {
   counted = armed = true;
 }
 
-/// The threads that a group of rank 0 has started: the other ranks start none.
-bool of_the_group() {
+std::atomic<bool> connecting{false};  // instead of rank 0's threads: the one that makes connections, of all ranks
+
+/// Rank 0's threads are its caller's, and those that its group has started: the other ranks start none.
+bool is_counted() {
   char name[16] = "";
   ::pthread_getname_np(::pthread_self(), name, sizeof name);
-  return std::strcmp(name, "ringlet") == 0 || std::strcmp(name, "ringlet-p2p") == 0;
+  if (connecting) return std::strcmp(name, "ringlet-tcp") == 0;
+  return counted || std::strcmp(name, "ringlet") == 0 || std::strcmp(name, "ringlet-p2p") == 0;
 }
 
 bool refuses() {
-  if (!armed || (!counted && !of_the_group())) return false;
+  if (!armed || !is_counted()) return false;
   const int before = left--;
   if (before > 0 || (before < 0 && !for_good)) return false;
   ++refused;
@@ -268,6 +272,45 @@ bool try_one(const Case& of, Between between, int world, int n, bool later_too) 
     check(second[rank] == (all_right ? Outcome::right : Outcome::error), all_right ? "fails" : "goes on");
   }
   return refused > 0;
+}
+
+/// Whether an allocation was refused while connections were made.
+bool connect(int n) {
+  const std::string name = "connections-" + std::to_string(n);
+  const Token key = random_token();
+  std::array<Outcome, 2> outcomes{};
+  std::array<std::string, 2> texts;
+  std::latch called(2);
+  std::vector<std::thread> ranks;
+  refused = 0;
+  left = n;
+  for_good = false;
+  connecting = armed = true;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, place = static_cast<size_t>(rank)] {
+      Communicator group(make_engine(name, static_cast<int>(place), 2, Between::tcp, key), kNever);
+      Values data(1000, 1.0f);
+      outcomes[place] = outcome_of(
+          [&] {
+            group.run(all_reduce(data, data.size()));
+            return reduced(group, data, data.size());
+          },
+          texts[place]);
+      called.arrive_and_wait();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  armed = connecting = false;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const std::string what = "n " + std::to_string(n) + ", rank " + std::to_string(rank) + ": " + texts[rank];
+    check_report(outcomes[rank] == Outcome::right || outcomes[rank] == Outcome::error, __FILE__, __LINE__, what);
+  }
+  return refused > 0;
+}
+
+TEST(connections_are_made_or_refused_without_memory) {
+  for (int n = 0; connect(n); ++n) {
+  }
 }
 
 TEST(every_allocation_may_fail) {
