@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pathlib
 import re
-import subprocess
 import sys
 import types
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 import ringlet
 from exact_data import DTYPES
+from programs import printed
 from ranks import on
 from refusals import refused
 
@@ -109,7 +109,7 @@ assert torch.distributed.Backend.default_device_backend_map["cpu"] == "gloo", "t
 from ringlet import backend
 backend.register()
 """
-    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+    printed(sys.executable, "-c", program)
 
 
 @on(1, "nothing")

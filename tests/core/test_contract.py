@@ -13,24 +13,10 @@ import pytest
 import torch
 
 import ringlet
-from cases import (
-    ALGORITHMS,
-    BLOCKED,
-    LARGE,
-    MEMORIES,
-    MOVES,
-    ONLY_IN_PLACE,
-    REDUCTIONS,
-    ROOTED,
-    Case,
-    Checks,
-    counts_of,
-    placed,
-    roots_of,
-    run,
-)
+from cases import ALGORITHMS, LARGE, MEMORIES, MOVES, ONLY_IN_PLACE, Case, Checks, counts_of, placed, roots_of, run
 from exact_data import DTYPES, OPS, supported
 from ranks import on
+from ringlet.schedule.collectives import BLOCKED, REDUCTIONS, ROOTED
 
 
 @on("everyone")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from programs import ended, printed
 from ranks import LIMITED, free_ports
 from ringlet import _C
 from ringlet.cli.topology import own_host
@@ -61,22 +62,16 @@ def test_one_host_and_a_transport_that_is_given():
 
 
 def test_alone_it_tells_of_this_host_and_how_to_ask():
-    done = subprocess.run(COMMAND, env=CLEAN, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert f"identity {_C.host_identity()}" in done.stdout and "address lo 127.0.0.1" in done.stdout
-    assert "torchrun --nproc-per-node 4 -m ringlet doctor --topology" in done.stdout
-    done = subprocess.run(
-        COMMAND, env=CLEAN | {"RINGLET_INTERFACE": "none0"}, capture_output=True, text=True, timeout=100
-    )
+    told = printed(*COMMAND, env=CLEAN)
+    assert f"identity {_C.host_identity()}" in told and "address lo 127.0.0.1" in told
+    assert "torchrun --nproc-per-node 4 -m ringlet doctor --topology" in told
+    done = ended(*COMMAND, env=CLEAN | {"RINGLET_INTERFACE": "none0"})
     assert done.returncode == 2 and 'names "none0"' in done.stderr
 
 
 def congestion_control(wish: str) -> subprocess.CompletedProcess[str]:
     program = "from ringlet import _C; print(_C.congestion_control())"
-    environment = CLEAN | {"RINGLET_TCP_CONGESTION": wish}
-    return subprocess.run(
-        (sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    return ended(sys.executable, "-c", program, env=CLEAN | {"RINGLET_TCP_CONGESTION": wish})
 
 
 def test_congestion_control_is_the_machines_or_the_one_that_is_named():

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
+from programs import ended, need_namespace, until
 from ranks import free_ports, joined, on
 from refusals import refused
 from ringlet import _C
@@ -296,13 +297,6 @@ def gone(files: Iterable[pathlib.Path]) -> bool:
     return all(state(file.read_text()) in ("gone", "Z") for file in files)
 
 
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + BOUND_S
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("stubborn", (False, True))
 def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
     thread = interrupt_when(all_wait(tmp_path, 2))
@@ -342,8 +336,8 @@ with termination_raises():
 
 
 def test_a_termination_in_a_finalizer_is_not_lost():
-    ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, "")
+    done = ended(sys.executable, "-c", IN_A_FINALIZER)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGKILL))
@@ -357,7 +351,7 @@ def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
         _, said = parent.communicate(timeout=2 * TIMEOUT_S)
         thread.join()
     assert parent.returncode == -number, said
-    until(lambda: gone(tmp_path.glob("* pid")))
+    until(lambda: gone(tmp_path.glob("* pid")), BOUND_S)
     assert not list(temporary.iterdir())
     assert "Traceback" not in said
 
@@ -537,9 +531,9 @@ def test_ctrl_z_stops_the_ranks_too(tmp_path):
         until(lambda: all_wait(tmp_path, 2)() and all(path.read_text() for path in tmp_path.glob("* waits")))
         pids = [str(process.pid), *(path.read_text() for path in tmp_path.glob("* waits"))]
         os.killpg(process.pid, signal.SIGTSTP)
-        until(lambda: [state(pid) for pid in pids] == ["T"] * 3)
+        until(lambda: [state(pid) for pid in pids] == ["T"] * 3, BOUND_S)
         os.killpg(process.pid, signal.SIGCONT)
-        until(lambda: "T" not in [state(pid) for pid in pids])
+        until(lambda: "T" not in [state(pid) for pid in pids], BOUND_S)
         (tmp_path / "over").touch()
     assert process.returncode == 0
 
@@ -558,7 +552,7 @@ os.kill(os.getpid(), signal.SIGKILL) if rank == "1" else time.sleep(60)
 
 def test_children_of_killed_ranks_end(tmp_path, capfd):
     assert run(tmp_path, LEAVE_CHILDREN, str(tmp_path)) == 137
-    until(lambda: gone(tmp_path.glob("* waits")))
+    until(lambda: gone(tmp_path.glob("* waits")), BOUND_S)
 
 
 def test_run_works_where_pidfd_open_is_refused(tmp_path, capfd, monkeypatch):
@@ -572,10 +566,8 @@ def test_run_works_where_pidfd_open_is_refused(tmp_path, capfd, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_run_with_loopback_down_says_so_at_once(tmp_path):
-    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no network namespaces")
-    command = ["unshare", "-n", sys.executable, "-m", "ringlet", "run", "-n", "2", "program.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    need_namespace("-n")
+    done = ended("unshare", "-n", sys.executable, "-m", "ringlet", "run", "-n", 2, "program.py", timeout=60)
     assert done.returncode == 2
     said = "ringlet run: the ranks cannot meet at 127.0.0.1 (Network is unreachable): bring the loopback interface up"
     assert done.stderr.startswith(said) and done.stderr.count("\n") == 1

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 from unittest import mock
 
@@ -19,6 +18,7 @@ from benchmarks.peers import mpi
 
 import ringlet
 from hosts import hosts
+from programs import ended, printed, until
 from ranks import free_ports
 from refusals import refused
 from ringlet import environment
@@ -219,9 +219,7 @@ def torchrun(folder: pathlib.Path, program: str, *arguments: str, launch: tuple[
     file = folder / "program.py"
     file.write_text(program)
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
-    command = [*TORCHRUN, *(launch or flags), str(file), str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=limited(), check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    printed(*TORCHRUN, *(launch or flags), file, folder, *arguments, timeout=200, env=limited())
 
 
 def limited() -> dict[str, str]:
@@ -280,7 +278,7 @@ def test_training_goes_on_with_fewer_hosts(tmp_path):
             with log.open("w") as told:
                 command = [*TORCHRUN, *flags, *conf, str(file), str(tmp_path)]
                 agents.append(subprocess.Popen(command, stdout=told, stderr=told, env=limited()))
-        _until(lambda: len(results(tmp_path)) == 4, 200)
+        until(lambda: len(results(tmp_path)) == 4, 200)
         _kill(agents.pop())
         assert agents[0].wait(200) == 0, logs[0].read_text()[-4000:]
     finally:
@@ -297,13 +295,6 @@ def _kill(agent):
         for child in children:
             os.kill(int(child), signal.SIGKILL)
     agent.wait()
-
-
-def _until(reached, seconds):
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 # ---- MPI's launchers
@@ -325,9 +316,7 @@ def test_under_an_mpis_launcher(peer, tmp_path):
     environ = {name: value for name, value in limited().items() if name not in TORCH} | mpi.environment(peer, 2)
     mpiexec = mpi.command(peer, 2, "", "")[0]
     extra = ["--map-by", ":OVERSUBSCRIBE"] if peer == "openmpi" else []
-    command = [mpiexec, *extra, "-n", "2", sys.executable, "-c", SUM, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    printed(mpiexec, *extra, "-n", 2, sys.executable, "-c", SUM, tmp_path, env=environ)
     assert results(tmp_path) == [["2", "3.0"]] * 2
 
 
@@ -370,10 +359,7 @@ def test_an_mpis_launcher_on_two_hosts(peer, tmp_path):
         environ = {name: value for name, value in limited().items() if name not in TORCH}
         environ |= mpi.environment(peer, 4, made) | {"MASTER_ADDR": "host0"}
         program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path)]
-        done = subprocess.run(
-            [*start, "-n", "4", *program], capture_output=True, text=True, timeout=120, env=environ, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        printed(*start, "-n", 4, *program, env=environ)
     places = [[f"host{host}", str(local), "[4.0]"] for host in range(2) for local in range(2)]
     assert results(tmp_path) == places
 
@@ -385,7 +371,7 @@ def test_an_mpis_launcher_on_two_hosts(peer, tmp_path):
 def test_ray_train(tmp_path):
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short: Ray's sockets lie in it
         environ = limited() | {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
-        program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--storage", str(tmp_path)]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environ, check=False)
+        program = [sys.executable, ROOT / "examples" / "ray_train.py", "--storage", tmp_path]
+        done = ended(*program, timeout=300, env=environ)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "backend ringlet, 2 workers, same weights: True" in done.stdout + done.stderr

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import ringlet
 import stalls
 from kills import only_died
+from programs import ended
 from ranks import TRANSPORTS, on
 from refusals import refused
 from ringlet import _C
@@ -150,7 +151,7 @@ for _ in range(6):
     threading.Thread(target=call, daemon=True).start()
 time.sleep(0.2)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = ended(sys.executable, "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

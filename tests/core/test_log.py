@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import time
 from unittest import mock
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from programs import until
 from ranks import on, on_host
 
 LINE = re.compile(
@@ -148,8 +148,7 @@ def fail_after_calls(rank, world, what, stamp):
         ringlet.all_reduce(torch.ones(3))
     ringlet.barrier()
     if rank == 1:
-        while what == "stuck" and not os.path.exists(stamp):
-            time.sleep(0.01)
+        until(lambda: what != "stuck" or os.path.exists(stamp))
         return None
     kind = {"stuck": ringlet.Timeout, "left": ringlet.PeerLost}[what]
     with pytest.raises(kind) as caught:

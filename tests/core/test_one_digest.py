@@ -15,8 +15,9 @@ import torch
 
 import emulated_gpu
 import ringlet
-from cases import ALGORITHMS, REDUCTIONS
+from cases import ALGORITHMS
 from ranks import Pool, with_kernels
+from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
 from ringlet.schedule.expression_trees import Trees
 

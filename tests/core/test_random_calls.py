@@ -20,10 +20,11 @@ import pytest
 import torch
 
 import ringlet
-from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, issue, placed, prepare
+from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, Case, Checks, issue, placed, prepare
 from exact_data import DTYPES, OPS, PERIOD, input_of, supported
 from kills import die, only_died, seconds_since
 from ranks import TRANSPORTS
+from ringlet.schedule.collectives import REDUCTIONS
 from stalls import watched
 
 MEMORIES = ("registered", "ordinary", "mixed", "offset")

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ringlet
 import stalls
 from kills import only_died
+from programs import ended, need_namespace, until
 from ranks import on
 from refusals import refused
 from ringlet import _C
@@ -290,13 +291,13 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("arguments", "said"), [(["-"], "the program is no file"), (["-c", OWN_MAIN], "main is of a")])
 def test_spawn_refuses_a_program_that_is_no_file(arguments, said):
-    run = subprocess.run([sys.executable, *arguments], input=OWN_MAIN, capture_output=True, text=True, timeout=60)
+    run = ended(sys.executable, *arguments, input=OWN_MAIN)
     assert run.stderr.splitlines()[-1].startswith(f"ringlet.errors.InvalidUsage: spawn: {said}"), run.stderr
 
 
 def test_spawn_says_that_a_program_starts_ranks_when_it_is_imported(tmp_path):
     (tmp_path / "program.py").write_text(OWN_MAIN.replace('if __name__ == "__main__"', "if True"))
-    run = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    run = ended(sys.executable, tmp_path / "program.py")
     assert run.returncode == 1 and 'put the call to spawn under `if __name__ == "__main__":`' in run.stderr, run.stderr
 
 
@@ -309,11 +310,10 @@ def test_spawn_with_standard_error_closed_and_a_log(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_spawn_without_proc_says_so(tmp_path):
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no mount namespaces")
+    need_namespace("-m")
     (tmp_path / "program.py").write_text(OWN_MAIN)
     command = f"mount -t tmpfs none /proc; {sys.executable} {tmp_path}/program.py"
-    run = subprocess.run(["unshare", "-m", "bash", "-c", command], capture_output=True, text=True, timeout=60)
+    run = ended("unshare", "-m", "bash", "-c", command)
     assert "ringlet.errors.ResourceError: spawn: there is no /proc/self/fd/" in run.stderr
 
 
@@ -365,9 +365,7 @@ def mappings() -> int:
 def wait_until_all_have_left(store: dist.Store, world: int) -> None:
     """A rank that leaves keeps its region, and sees its peers, until they have left; the heap then lets go of it."""
     store.add("left", 1)
-    until = time.monotonic() + 60
-    while store.add("left", 0) < world and time.monotonic() < until:
-        time.sleep(0.001)
+    until(lambda: store.add("left", 0) >= world)
     _C.heap()
 
 

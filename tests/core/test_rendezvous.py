@@ -13,7 +13,6 @@ import pathlib
 import re
 import resource
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from programs import ended, need_namespace, printed, until
 from ranks import free_ports, leave_torch, on
 from refusals import error_of
 from ringlet import _C
@@ -221,7 +221,7 @@ SAID = [
 @AS_ROOT
 def test_limits_and_variables():
     given = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", ALONE], env=given, capture_output=True, text=True, timeout=120)
+    run = ended(sys.executable, "-c", ALONE, env=given)
     told = [ast.literal_eval(line) for line in run.stdout.splitlines()]
     assert len(told) == len(SAID), run
     wrong = [
@@ -248,10 +248,8 @@ os._exit(0) if rank == 1 else os.wait()
 
 @AS_ROOT
 def test_without_any_interface(tmp_path):
-    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no network namespaces")
-    command = ["unshare", "-n", sys.executable, "-c", WITHOUT_INTERFACES, str(tmp_path / "store")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    need_namespace("-n")
+    run = ended("unshare", "-n", sys.executable, "-c", WITHOUT_INTERFACES, tmp_path / "store")
     assert run.stdout.splitlines() == ["joined"] * 2, run
 
 
@@ -474,8 +472,7 @@ def of_two_jobs(rank: int, world: int, port: int, late: tuple[int, ...], folder:
     job = rank // 2
     origin = [socket.gethostname(), f"{job} on here"] if apart else ["here"]
     begun = pathlib.Path(folder) / "begun"
-    while rank in late and not begun.exists():
-        time.sleep(0.01)
+    until(lambda: rank not in late or begun.exists())
 
     def train() -> str:
         ringlet.init(timeout=60)
@@ -546,8 +543,8 @@ def test_a_rank_0_that_cannot_watch_tells_all(pool):
 def test_who_comes_late_for_a_rank(monkeypatch):
     """A process that replaces one that has ended, or that has left and joins again, waits for the next group."""
     store = dist.HashStore()
-    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
-    for process, refused in ((f"process {ended}", False), (f"process {os.getppid()}", True)):
+    past = printed("sh", "-c", "echo $$").strip()
+    for process, refused in ((f"process {past}", False), (f"process {os.getppid()}", True)):
         claims = [Claim(r, 2, "auto", process=f"{process} on {socket.gethostname()}") for r in range(2)]
         store.set("name/members", json.dumps([claim.text() for claim in claims]))
         assert bool(too_late(store, "name", Claim(1, 2, "auto"))) == refused

@@ -14,7 +14,7 @@ import torch
 
 import emulated_gpu
 import ringlet
-from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, roots_of, run
+from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, Case, Checks, roots_of, run
 from emulated_gpu import each_way, filled
 from exact_data import DTYPES, OPS, supported
 from ranks import Pool, on
@@ -23,6 +23,7 @@ from ringlet.bench.cases import Sweep
 from ringlet.bench.ranks.case import Case as BenchCase
 from ringlet.bench.ranks.loop import Rank
 from ringlet.bench.ranks.torch_ranks import Ringlet
+from ringlet.schedule.collectives import REDUCTIONS
 
 pytestmark = emulated_gpu.needs_build
 

@@ -11,9 +11,10 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 
 import pytest
+
+from programs import printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = pathlib.Path(
@@ -41,10 +42,7 @@ def tool(name):
 def dump(*options):
     cuobjdump, nvdisasm = tool("cuobjdump"), tool("nvdisasm")
     environment = {**os.environ, "PATH": f"{nvdisasm.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    done = subprocess.run(
-        [cuobjdump, *options, LIBRARY], capture_output=True, text=True, timeout=300, env=environment, check=True
-    )
-    return done.stdout
+    return printed(cuobjdump, *options, LIBRARY, timeout=300, env=environment)
 
 
 @functools.cache

@@ -10,10 +10,11 @@ import json
 import math
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+
+from programs import printed
 
 HERE = pathlib.Path(__file__).parent
 FRAMEWORKS = ("accelerate", "lightning", "transformers", "deepspeed")
@@ -25,10 +26,7 @@ def losses(framework: str, backend: str, folder: pathlib.Path) -> list[list[floa
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = [str(HERE / "train_with.py"), framework, backend, str(folder)]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*launch, *program], capture_output=True, text=True, timeout=300, env=environ, cwd=folder, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    printed(*launch, *program, timeout=300, env=environ, cwd=folder)
     told = [json.loads((folder / f"losses-{rank}.json").read_text()) for rank in range(2)]
     assert [one["backend"] for one in told] == [backend] * 2
     return [one["losses"] for one in told]

@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
+from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
 from ranks import TIMEOUT_SECONDS
+from ringlet.schedule.collectives import REDUCTIONS
 
 EXAMPLES = str(pathlib.Path(__file__).resolve().parents[2] / "examples")
 PAIRS = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]

@@ -10,17 +10,12 @@ import torch
 import emulated_gpu
 import ringlet
 from exact_data import difference, input_of, result_of, scale_of
+from ringlet.schedule.collectives import BLOCKED, COLLECTIVES, REDUCTIONS, ROOTED
 
-MEMORIES = (
-    "registered",
-    "ordinary",
-    "mixed",
-)  # mixed: registered on some ranks only; gpu: emulated_gpu.py's, cuda: a real one's
+# mixed: registered on some ranks only. Cases also have gpu, emulated_gpu.py's, and cuda, a real one's.
+MEMORIES = ("registered", "ordinary", "mixed")
 LARGE = 123567
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-BLOCKED = ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
+MOVES = tuple(name for name in COLLECTIVES if name not in (*REDUCTIONS, "barrier"))
 ONLY_IN_PLACE = ("broadcast", "reduce")
 ALGORITHMS: dict[str, list[str]] = {}
 for _name, _collective, _ in ringlet.schedule.algorithms():

@@ -11,7 +11,6 @@ import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
+from programs import ended
 from ranks import Pool, free_ports, on_host
 from refusals import error_of
 
@@ -301,7 +301,7 @@ def in_two_namespaces(pool: Pool) -> list[str]:
 def without_interface(pool: Pool) -> list[str]:
     program = "import ringlet\ntry: ringlet.init(0, 1, transport='tcp', timeout=5)\n"
     program += "except ringlet.Error as error: print(f'{type(error).__name__}: {error}')"
-    run = subprocess.run(["unshare", "-n", sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = ended("unshare", "-n", sys.executable, "-c", program)
     return [run.stdout.strip() or run.stderr]
 
 
@@ -339,8 +339,7 @@ def unmapped(rank: int, world: int) -> str:
 def full_heap(pool: Pool) -> list[str]:
     program = "import ringlet\ntry: ringlet.empty(1 << 30)\n"
     program += "except ringlet.Error as error: print(f'{type(error).__name__}: {error}')"
-    small = os.environ | {"RINGLET_HEAP_MIB": "64"}
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=small)
+    run = ended(sys.executable, "-c", program, env=os.environ | {"RINGLET_HEAP_MIB": "64"})
     return [run.stdout.strip() or run.stderr]
 
 

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from random_blocks import FORMS, Nothing, Scale, Strided
 from reducer_checks import Fails
 
 WIDTH, BATCH = 6, 4
-
-
-class Scale(nn.Module):
-    """A parameter without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.rand(()) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-class Nothing(nn.Module):
-    """A parameter without elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.empty = nn.Parameter(torch.rand(0, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.empty.sum()
-
-
-class Strided(nn.Module):
-    """A weight that is transposed and dense, or one with gaps."""
-
-    def __init__(self, transposed: bool) -> None:
-        super().__init__()
-        values = torch.randn(WIDTH, WIDTH).t() if transposed else torch.randn(WIDTH, 2 * WIDTH)[:, ::2]
-        self.weight = nn.Parameter(values / 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ self.weight)
 
 
 class Image(nn.Module):
@@ -135,7 +101,7 @@ SIMPLE: list[Callable[[random.Random], nn.Module]] = [
     lambda lot: nn.Linear(WIDTH, WIDTH),
     lambda lot: Scale(),
     lambda lot: Nothing(),
-    lambda lot: Strided(lot.random() < 0.5),
+    lambda lot: Strided(WIDTH, lot.random() < 0.5),
     lambda lot: Image(),
     lambda lot: Lookup(),
     lambda lot: Seen(),
@@ -166,7 +132,7 @@ class Drawn(nn.Module):
             found.append(lot.choice(found))  # called twice
         self.blocks = nn.ModuleList(found)
         self.trip, self.fails = lot.randint(1, len(found) - 1), ""
-        self.output = lot.choice(("tensor", "dict", "dataclass", "dataclass" if reentrant else "object"))
+        self.form = lot.choice([form for form in FORMS if form != "hidden" or not reentrant])
 
     def forward(self, x: torch.Tensor, skip: Iterable[int] = ()) -> object:
         for place, block in enumerate(self.blocks):
@@ -176,26 +142,7 @@ class Drawn(nn.Module):
                 x = Fails.apply(x)
             if place not in skip:
                 x = block(x) + 0.5 * x
-        x = torch.tanh(x / 4)
-        return {"tensor": x, "dict": {"y": [x]}, "dataclass": Output(x), "object": Hidden(x)}[self.output]
-
-
-@dataclass
-class Output:
-    y: torch.Tensor
-
-
-class Hidden:
-    """What nobody finds a tensor in."""
-
-    def __init__(self, y: torch.Tensor) -> None:
-        self.y = y
-
-
-def value_of(output: object) -> torch.Tensor:
-    if isinstance(output, dict):
-        output = output["y"][0]
-    return output.y if isinstance(output, Output | Hidden) else output  # type: ignore[return-value]
+        return FORMS[self.form](torch.tanh(x / 4))
 
 
 def build(seed: int, rank: int, reentrant: bool = False) -> Drawn:

@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from expected_training import Twins, same
-from random_modules import BATCH, WIDTH, Drawn, build, value_of
+from random_blocks import tensor_of
+from random_modules import BATCH, WIDTH, Drawn, build
 from ringlet import GradientReducer
 
 KINDS = ("plain", "unused", "static", "reentrant", "delay", "measured")
@@ -142,7 +143,7 @@ class Pieces:
         self.inputs += 1
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             outputs = [model(self.data(rank), skips[rank]) for model, rank in self.models]
-        return [value_of(output).double().square().mean() for output in outputs]
+        return [tensor_of(output).double().square().mean() for output in outputs]
 
     def data(self, rank: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(10_000 * self.inputs + 10 * rank + self.seed)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ringlet
+from random_blocks import FORMS, Called, Nothing, Scale, Strided
 
 VOCABULARY, ROWS = 11, 3
 # Roots that are well away from 0: divisions by them do not magnify roundings.
@@ -91,56 +92,54 @@ class Deed(RuntimeError):
     """What a program raises on purpose."""
 
 
+# What comes behind a part's layer.
+BEHIND: dict[str, Callable[[int], nn.Module]] = {
+    "odd": lambda width: nn.Sequential(Strided(width, True), Scale(), Nothing()),
+    "nested": lambda width: nn.Sequential(
+        nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.LayerNorm(2 * width)),
+        nn.Linear(2 * width, width, bias=False),
+    ),
+    "attends": lambda width: Called(nn.MultiheadAttention(width, 1), lambda inner, y: inner(y, y, y)[0]),
+    "recurs": lambda width: Called(nn.GRU(width, width), lambda inner, y: inner(y)[0]),
+    "remembers": lambda width: Called(nn.LSTM(width, width), lambda inner, y: inner(y)[0]),
+    "encodes": lambda width: nn.TransformerEncoderLayer(width, 1, 2 * width, dropout=0.0),
+    "convolves": lambda width: Called(
+        nn.Conv1d(width, width, 3, padding=1), lambda inner, y: torch.tanh(inner(y.t()).t())
+    ),
+}
+KINDS = ("plain", "own", "twice", "table", "normed", "frozen", "half frozen", "product", *BEHIND)
+
+
 class Part(nn.Module):
-    """One of the kinds of blocks; `x` and what comes back are (rows, width)."""
+    """A layer, and what is behind it or what is odd about it; `x` and what comes back are (rows, width)."""
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
         self.linear = nn.Linear(width, width)
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.behind = BEHIND[kind](width) if kind in BEHIND else nn.Identity()
         if kind == "own":
             self.scalar = nn.Parameter(torch.tensor(0.9))
             self.few = nn.Parameter(torch.tensor([0.1, 0.2]))
-            self.none = nn.Parameter(torch.zeros(0, 3))
-            self.turned = nn.Parameter(torch.randn(width, width).t())
-        elif kind == "nested":
-            self.inner = nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.LayerNorm(2 * width))
-            self.back = nn.Linear(2 * width, width, bias=False)
-        elif kind == "attends":
-            self.inner = nn.MultiheadAttention(width, 1)
-        elif kind == "recurs":
-            self.inner = nn.GRU(width, width)
-        elif kind == "remembers":
-            self.inner = nn.LSTM(width, width)
-        elif kind == "encodes":
-            self.inner = nn.TransformerEncoderLayer(width, 1, 2 * width, dropout=0.0)
-        elif kind == "convolves":
-            self.inner = nn.Conv1d(width, width, 3, padding=1)
         elif kind == "product":
             self.a, self.b = (nn.Parameter(0.5 * torch.randn(ROWS, width)) for _ in range(2))
         elif kind == "table":
             self.table = nn.Parameter(torch.arange(5 * width) % 3, requires_grad=False)
         elif kind == "normed":
             nn.utils.parametrizations.weight_norm(self.linear)
+        elif kind == "half frozen":
+            self.linear.weight.requires_grad_(False)
+        elif kind == "frozen":
+            self.linear.requires_grad_(False)
 
     def forward(self, given: dict[str, Any]) -> tuple[torch.Tensor, None]:
         x = given["x"]
         if given["count"]:
             self.passes += 1
-        y = torch.tanh(self.linear(x))
+        y = self.behind(torch.tanh(self.linear(x)))
         if self.kind == "own":
-            y = y @ self.turned * self.scalar + self.few.sum() + self.none.sum()
-        elif self.kind == "nested":
-            y = self.back(self.inner(y))
-        elif self.kind == "attends":
-            y = self.inner(y, y, y)[0]
-        elif self.kind in ("recurs", "remembers"):
-            y = self.inner(y)[0]
-        elif self.kind == "encodes":
-            y = self.inner(y)
-        elif self.kind == "convolves":
-            y = torch.tanh(self.inner(y.t()).t())
+            y = y * self.scalar + self.few.sum()
         elif self.kind == "product":
             y = torch.addcmul(y, self.a, self.b)
         elif self.kind == "twice":
@@ -157,9 +156,7 @@ class Drawn(nn.Module):
     def __init__(self, lot: random.Random) -> None:
         super().__init__()
         width = lot.choice((4, 5, 8))
-        kinds = ("plain", "own", "nested", "twice", "table", "normed", "frozen", "half frozen", "attends", "recurs")
-        kinds += ("product", "remembers", "encodes", "convolves")
-        self.parts = nn.ModuleList(Part(lot.choice(kinds), width) for _ in range(lot.randint(1, 5)))
+        self.parts = nn.ModuleList(Part(lot.choice(KINDS), width) for _ in range(lot.randint(1, 5)))
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.head = nn.Linear(width, VOCABULARY, bias=lot.random() < 0.5)
         if lot.random() < 0.5:
@@ -168,10 +165,6 @@ class Drawn(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
         self.ways = [lot.choice(("call", "call", "reentrant", "not reentrant")) for _ in self.parts]
         self.form = lot.choice(("tensor", "dict", "tuple", "hidden"))
-        for part in self.parts:
-            part.linear.requires_grad_(part.kind != "frozen")
-            if part.kind == "half frozen":
-                part.linear.weight.requires_grad_(False)
 
     @property
     def has_second_derivatives(self) -> bool:
@@ -195,24 +188,7 @@ class Drawn(nn.Module):
                     return part({"x": x, "count": False})[0]
 
                 x = checkpoint(body, x, use_reentrant=way == "reentrant")
-        out = self.head(x) * self.scale
-        found = {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out), "hidden": Hidden(out)}
-        return found[self.form]
-
-
-class Hidden:
-    """An output in which nobody finds a tensor."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
-
-
-def logits_of(out: Any) -> torch.Tensor:
-    if isinstance(out, Hidden):
-        return out.logits
-    if isinstance(out, dict):
-        return out["logits"]
-    return out[1] if isinstance(out, tuple) else out
+        return FORMS[self.form](self.head(x) * self.scale)
 
 
 def batch(seed: int, number: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

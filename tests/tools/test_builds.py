@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
 
 import pytest
 from benchmarks import builds
 
 import ringlet
+from programs import printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(ringlet.__file__).parents[1]
@@ -17,15 +17,8 @@ HERE = pathlib.Path(ringlet.__file__).parents[1]
 
 def test_all_ways_of_two_builds():
     words = f"--way {','.join(builds.WAYS)} --sizes 4 --starts 1 --rounds 1 --ms 1 --least 0".split()
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.builds", str(HERE), *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-    )
-    assert ran.returncode == 0, ran.stderr
-    rows = [line.split(" | ")[:3] for line in ran.stdout.splitlines() if line.endswith("|")][2:]
+    told = printed(sys.executable, "-m", "benchmarks.builds", HERE, *words, cwd=ROOT)
+    rows = [line.split(" | ")[:3] for line in told.splitlines() if line.endswith("|")][2:]
     assert rows == [[f"| {way}", memory, "4 B"] for way in builds.WAYS for memory in builds.MEMORIES]
 
 

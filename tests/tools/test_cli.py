@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import ringlet
+from programs import ended
 from ringlet.cli import doctor, options, outputs, terminal, variables
 from ringlet.cli.main import main, make_parser
 
@@ -32,10 +33,7 @@ def printed(capsys, *words):
 
 
 def ringlet_process(*arguments, **environment):
-    command = [sys.executable, "-m", "ringlet", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
-    )
+    done = ended(sys.executable, "-m", "ringlet", *arguments, env=os.environ | environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -249,9 +247,7 @@ def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp
 
 def test_a_reader_that_leaves_is_no_failure():
     command = f"{sys.executable} -m ringlet draw ring --world 32 | head -n 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = ended("bash", "-o", "pipefail", "-c", command)
     assert (done.returncode, done.stderr) == (0, "")
     assert "ring all_reduce" in done.stdout
 
@@ -305,7 +301,7 @@ def test_drawings_are_printed_in_any_encoding():
 
 def test_a_closed_stdout_is_no_failure():
     command = f"{sys.executable} -m ringlet draw ring >&-"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    done = ended("bash", "-c", command)
     assert (done.returncode, done.stderr) == (0, "")
 
 

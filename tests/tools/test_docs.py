@@ -6,12 +6,12 @@ import pathlib
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 import ringlet
+from programs import printed
 from ranks import free_ports
 from ringlet.cli.main import parse
 
@@ -212,12 +212,9 @@ def test_example_runs_as_a_program(code, output, tmp_path):
     program = tmp_path / "example.py"
     program.write_text(code, encoding="utf-8")
     environment = {**os.environ, **alone_in_the_world(), "PYTHONUNBUFFERED": ""}
-    done = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    told = printed(sys.executable, program, env=environment, cwd=tmp_path)
     if output is not None:  # ranks print in any order
-        assert sorted(done.stdout.splitlines()) == sorted(output.splitlines())
+        assert sorted(told.splitlines()) == sorted(output.splitlines())
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))

@@ -3,10 +3,11 @@
 import importlib.util
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+
+from programs import ended
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROOMS = {"base", "schedule", "reduce", "memory", "plan", "transport", "engine", "gpu", "comm", "bindings"}
@@ -25,8 +26,7 @@ MUTANTS = load_run().mutants()
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_can_be_put_in_and_looked_for(mutant):
-    check = ["git", "-c", "safe.directory=*", "apply", "--check", str(mutant.path)]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+    done = ended("git", "-c", "safe.directory=*", "apply", "--check", mutant.path, cwd=ROOT)
     assert done.returncode == 0, f"{mutant.files} changed: make the patch again\n{done.stderr}"
     cmake = (ROOT / "CMakeLists.txt").read_text()
     suites = re.search(r"set\(RINGLET_TESTS ([^)]*)\)", cmake)[1].split()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-import subprocess
 import sys
 
 import pytest
+
+from programs import printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -42,9 +43,7 @@ def test_every_page_is_laid_out_with_what_it_links_to(tmp_path):
 
 def test_the_site_has_the_reference_and_a_search(tmp_path):
     pytest.importorskip("mkdocs", reason="needs mkdocs, which `make site` installs")
-    command = [sys.executable, str(ROOT / "docs" / "site" / "build.py"), str(tmp_path / "site")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(sys.executable, ROOT / "docs" / "site" / "build.py", tmp_path / "site", timeout=300)
     reference = (tmp_path / "site" / "docs" / "site" / "reference.html").read_text()
     for name in (
         "ringlet.init",

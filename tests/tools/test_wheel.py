@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import venv
@@ -20,6 +19,7 @@ import venv
 import pytest
 
 import ringlet
+from programs import printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIRST_PROGRAM = re.compile(r"^```python run file\n(.*?)^```\n+```text output\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -37,17 +37,10 @@ needs_auditwheel = pytest.mark.skipif(
 )
 
 
-def done(*words, limit_s=900, **options):
-    """What a program printed, that must succeed."""
-    ended = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=limit_s, **options)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    done("make", "wheel", f"DIST={folder}", *([] if ALL else ["TORCHES="]), cwd=ROOT, limit_s=1800)
+    printed("make", "wheel", f"DIST={folder}", *([] if ALL else ["TORCHES="]), cwd=ROOT, timeout=1800)
     (made,) = folder.glob("*.whl")
     return made
 
@@ -94,7 +87,7 @@ def run(folder, *words, **options):
     assert not any(shutil.which(compiler, path=path) for compiler in ("cc", "c++", "g++", "clang", "cmake", "ninja"))
     clean = {"PATH": path, "HOME": str(folder), "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": ""}
     program = [str(folder / "bin" / words[0]), *words[1:]]
-    return done(*program, env=clean, limit_s=300, **options)
+    return printed(*program, env=clean, timeout=300, **options)
 
 
 def check_the_first_program(environment, folder):
@@ -110,7 +103,7 @@ def check_the_first_program(environment, folder):
 def test_the_wheel_is_a_manylinux_one(wheel):
     """auditwheel's own judgement: it looks at the versions of every symbol, and at what is linked."""
     auditwheel = pathlib.Path(sys.executable).with_name("auditwheel")
-    told = done(auditwheel, "show", wheel, env=os.environ | {"COLUMNS": "200"})
+    told = printed(auditwheel, "show", wheel, env=os.environ | {"COLUMNS": "200"})
     tag = re.search(r"manylinux_\d+_\d+_\w+", wheel.name)
     assert tag and tag[0] in told, told
 
@@ -118,7 +111,7 @@ def test_the_wheel_is_a_manylinux_one(wheel):
 @needs_auditwheel
 def test_the_wheel_serves_each_torch_without_a_compiler(wheel, empty_environment, tmp_path):
     python = empty_environment / "bin" / "python"
-    done(*PIP, "--python", python, "install", "--no-index", "--no-deps", wheel)
+    printed(*PIP, "--python", python, "install", "--no-index", "--no-deps", wheel)
     check_the_first_program(empty_environment, tmp_path)
     assert run(empty_environment, "ringlet", "version").startswith(f"ringlet {VERSION}, torch ")
     served = SUPPORTED if ALL else [HERE]
@@ -142,7 +135,7 @@ def test_an_extension_of_another_torch_is_refused():
     another = (
         "import torch; torch.__version__ = '2.10.1'\ntry: import ringlet\nexcept ImportError as error: print(error)"
     )
-    told = done(sys.executable, "-c", another)
+    told = printed(sys.executable, "-c", another)
     assert f"cannot be loaded with torch 2.10.1, which is here: it was built for torch {HERE}" in told
     assert "make extension" in told
 
@@ -150,14 +143,14 @@ def test_an_extension_of_another_torch_is_refused():
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
-    done("make", "sdist", f"DIST={folder}", cwd=ROOT)
+    printed("make", "sdist", f"DIST={folder}", cwd=ROOT)
     return folder / f"ringlet-{VERSION}.tar.gz"
 
 
 def test_the_sources_are_whats_tracked(sources):
     with tarfile.open(sources) as archive:
         held = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
-    tracked = set(done("git", "-c", "safe.directory=*", "ls-files", *KNOWN, cwd=ROOT).splitlines())
+    tracked = set(printed("git", "-c", "safe.directory=*", "ls-files", *KNOWN, cwd=ROOT).splitlines())
     made = {name for name in held if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
     assert held - made == {name for name in tracked if (ROOT / name).exists()}
 
@@ -166,8 +159,8 @@ def test_the_sources_are_whats_tracked(sources):
 def test_the_sources_build_where_torch_is(sources, tmp_path):
     """As a user installs them: pip's isolated build finds the torch of the environment that it installs into."""
     environment = ROOT / f".venv-torch-{SUPPORTED[-1]}"
-    done(
-        environment / "bin" / "python", "-m", "pip", "install", "--force-reinstall", "--no-deps", sources, limit_s=3000
+    printed(
+        environment / "bin" / "python", "-m", "pip", "install", "--force-reinstall", "--no-deps", sources, timeout=3000
     )
     check_the_first_program(environment, tmp_path)
 

@@ -3,10 +3,11 @@
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+
+from programs import printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -16,10 +17,7 @@ def run(program, *arguments):
     path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     words = [str(ROOT / program)] if program.endswith(".py") else ["-m", program]
-    command = [sys.executable, *words, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed(sys.executable, *words, *arguments, timeout=300, env=environment, cwd=ROOT)
 
 
 @pytest.mark.parametrize("backend", ["ringlet", "gloo"])

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from expected_training import Twins, same
-from random_modules import Drawn, build, value_of
+from random_blocks import tensor_of
+from random_modules import Drawn, build
 from random_training_steps import Pieces
 from ringlet import GradientReducer, InvalidUsage
 
@@ -196,7 +197,7 @@ class Training(Pieces):
         self.inputs += 1
         for model, rank in self.models:
             try:
-                value_of(model(self.data(rank))).sum().backward()
+                tensor_of(model(self.data(rank))).sum().backward()
                 raise AssertionError("it did not fail")
             except ArithmeticError:
                 pass
@@ -243,7 +244,7 @@ class Training(Pieces):
         copied = copy.deepcopy(self.model)
         for (name, ours), theirs in zip(self.model.named_parameters(), copied.parameters(), strict=True):
             same(f"copied {name}", theirs.detach(), ours.detach())
-        value_of(copied(self.data(self.rank))).sum().backward()
+        tensor_of(copied(self.data(self.rank))).sum().backward()
         self.compare()
 
     def renew(self, group: dist.ProcessGroup | None = None) -> None:
@@ -384,7 +385,7 @@ class Training(Pieces):
         for place, (model, _) in enumerate(own + twins):
             rank = (len(own) * [self.rank] + active)[place]
             model.zero_grad(set_to_none=how == "none")
-            value_of(model(self.data(rank), skips[rank])).square().mean().backward()
+            tensor_of(model(self.data(rank), skips[rank])).square().mean().backward()
         self.twins.reduce(1.0 if initial else self.world / len(active), active)
         for _, optimizer in own + twins:
             optimizer.step()
@@ -403,7 +404,7 @@ class Training(Pieces):
             self.zero_grad()
             losses = self.forward()
             twins.before_forward(True)
-            more = [value_of(model(self.data(rank))).sum() for model, rank in [(own, self.rank), *enumerated(models)]]
+            more = [tensor_of(model(self.data(rank))).sum() for model, rank in [(own, self.rank), *enumerated(models)]]
             self.backward([a * b for a, b in zip(losses, more, strict=True)])
             twins.reduce()
             for (name, ours), theirs in zip(own.named_parameters(), models[self.rank].parameters(), strict=True):

@@ -23,7 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 import ringlet
-from random_zero_modules import EDITS, OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, logits_of, settings_of
+from random_blocks import tensor_of
+from random_zero_modules import EDITS, OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, settings_of
 from ringlet.training.zero.released import Released
 from ringlet.training.zero.sharded_gradient import ShardedGradient
 
@@ -106,7 +107,7 @@ class Training:
             if plan.get("directly"):  # not through the root
                 logits = module.head(torch.tanh(module.embedding(tokens)))
             else:
-                logits = logits_of(module(tokens, plan))
+                logits = tensor_of(module(tokens, plan))
                 self.wrote = self.wrote and module is not self.zero.module
         loss = functional.cross_entropy(logits.double(), targets)
         if plan.get("penalty") and "entered" in plan and torch.is_grad_enabled():

@@ -1,0 +1,36 @@
+"""Programs that tests start and wait for, and what they leave."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def ended(*words: object, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, with what it said."""
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, **options)
+
+
+def printed(*words: object, **options: Any) -> str:
+    """What a program printed, that must succeed. options: as of `ended`."""
+    done = ended(*words, **options)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def need_namespace(kind: str) -> None:
+    """Skips the test where this process may not make a namespace of that kind, an option of unshare."""
+    if ended("unshare", kind, "true").returncode != 0:
+        pytest.skip(f"no namespaces: unshare {kind} fails")
+
+
+def until(reached: Callable[[], object], seconds: float = 60) -> None:
+    """Returns when that is true; fails the test if it is not within so many seconds."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, f"not reached in {seconds} s"
+        time.sleep(0.01)
