@@ -70,7 +70,6 @@ def test_the_benchmark_of_all_ways_to_train(tmp_path):
     assert {"none", "naive", "ddp-gloo", "ddp-ringlet", "reducer", "zero-3", "fsdp2-3"} <= set(rows)
     assert all(row["step_ms"] > 0 and row["turns"] == 2 for row in rows.values())
     assert rows["none"]["step_over_ms"] == 0
-    assert json.loads((tmp_path / "a.meta.json").read_text())["load_before"] > 0
     (page,) = tmp_path.glob("*-step.md")
     table = [line for line in page.read_text().splitlines() if line.startswith("| zero-3 |")]
     assert len(table) == 1 and table[0] in out
