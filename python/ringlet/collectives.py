@@ -69,8 +69,14 @@ class Reduces(Moves, total=False):
     scale: float
 
 
-class AllReduces(Reduces, total=False):
+class Fixed(Waits, total=False):
+    """Of an all-reduce with a fixed algorithm."""
+
+    scale: float
     output: Array | None
+
+
+class AllReduces(Fixed, Moves): ...
 
 
 @overload
@@ -108,22 +114,22 @@ if not TYPE_CHECKING:
 
 
 @overload
-def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[AllReduces]) -> Tensor: ...
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[Fixed]) -> Tensor: ...
 @overload
-def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[AllReduces]) -> Work: ...
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[Fixed]) -> Work: ...
 @overload
-def ring_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[Fixed]) -> Tensor | Work: ...
 def ring_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
     """`all_reduce` by the ring: 2(p-1) rounds, 2(p-1)/p of the bytes sent per rank (Patarasuk and Yuan 2009)."""
     return all_reduce(tensor, op, algorithm="ring", **options)
 
 
 @overload
-def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[AllReduces]) -> Tensor: ...
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[Fixed]) -> Tensor: ...
 @overload
-def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[AllReduces]) -> Work: ...
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[Fixed]) -> Work: ...
 @overload
-def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[Fixed]) -> Tensor | Work: ...
 def butterfly_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
     """`all_reduce` by recursive doubling: ceil(log2 p) rounds (+2 if p is no power of two), one summation tree for
     every element, so that an element's bits do not depend on its place (Thakur et al. 2005, §4.1)."""

@@ -32,6 +32,7 @@ def main(rank: int) -> None:
     array = numpy.zeros(4, numpy.float32)
     shared: torch.Tensor = ringlet.all_reduce(array, algorithm="ring", scale=0.5, op="premul_sum")
     ringlet.all_gather([array, torch.zeros(4)], gradient)
+    ringlet.ring_allreduce(gradient, algorithm="ring")  # type: ignore[call-overload]  # it names its algorithm itself
     ringlet.barrier(async_op=True).wait()
     ringlet.barrier(group=ringlet.current())
     print(f"rank {rank}: {gradient.tolist()}, {bucket[0].item()}", total, shared)
