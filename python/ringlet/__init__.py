@@ -44,9 +44,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Its old name. No warning: that needs a __getattr__ here, and then CPython looks ringlet.all_reduce up at each call.
-SystemError = ResourceError
-
 __version__: str = build_info()["ringlet"]  # pyproject.toml has it
 
 __all__ = [

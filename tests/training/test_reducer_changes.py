@@ -105,7 +105,7 @@ def half_frozen():
 @on("ranks")
 def test_a_backward_for_some_parameters_only_is_refused(rank, world):
     model = mlp()
-    GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    GradientReducer(model, group=dist.new_group(), **SMALL)
     refused(
         r"4 of 6 parameters got no gradient .*: 0\.weight, 0\.bias, 2\.weight, 2\.bias",
         lambda: loss_of(model, rank).backward(inputs=list(model[4].parameters())),

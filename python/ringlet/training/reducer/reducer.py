@@ -19,7 +19,6 @@ from torch.distributed.algorithms.join import Join, JoinHook
 
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
-from ringlet.renamed import renamed_argument
 from ringlet.training import refusals, replicas
 from ringlet.training.agree import check_agreement, number_in, one_rank
 from ringlet.training.call_labels import BucketLabels
@@ -95,7 +94,6 @@ class GradientReducer(Reduction):
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
-    @renamed_argument("process_group", "group")
     def __init__(
         self,
         module: torch.nn.Module,

@@ -13,7 +13,6 @@ from torch import nn
 
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
-from ringlet.renamed import renamed, renamed_argument
 from ringlet.training import replicas
 from ringlet.training.agree import check_agreement, number_in, refusing_together
 from ringlet.training.optimizer_steps import call_before_steps, call_no_more
@@ -90,7 +89,6 @@ class Zero(ShardReduction):
 
     steps = 0
 
-    @renamed_argument("process_group", "group")
     def __init__(
         self,
         module: nn.Module,
@@ -265,8 +263,6 @@ class Zero(ShardReduction):
                 "clips complete gradients"
             )
         return self._clip(max_norm)
-
-    clip_grad_norm = renamed("Zero.clip_grad_norm", clip_grad_norm_)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
