@@ -12,8 +12,9 @@ import pytest
 import ringlet
 from ringlet.cli.main import main
 from ringlet.schedule import Schedule
-from ringlet.schedule.cost import Machine, sent
+from ringlet.schedule.cost import sent
 from ringlet.schedule.draw import picture, svg, text
+from ringlet.schedule.machine_file import Machine
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
 
@@ -56,7 +57,7 @@ def test_a_hand_made_schedule_equals_the_registered_one():
 
 @pytest.mark.parametrize("world", [1, 2, 5, 8])
 def test_model_time_of_the_ring_is_its_textbook_form(world):
-    machine, nbytes = Machine(alpha=1.0, beta=0.01, gamma=0.001), 1000.0
+    machine, nbytes = Machine("one host", 1.0, 0.01, 0.0, 0.0, 0.0, gamma=0.001), 1000.0
     share = (world - 1) / world
     expected = 2 * (world - 1) * 1.0 + 2 * share * nbytes * 0.01 + share * nbytes * 0.001
     cost = ringlet.schedule("ring", world=world).cost(nbytes, machine)
@@ -65,7 +66,7 @@ def test_model_time_of_the_ring_is_its_textbook_form(world):
 
 
 def test_model_time_counts_waiting_and_the_busy_root():
-    machine = Machine(alpha=1.0, beta=0.01, gamma=0.0)
+    machine = Machine("one host", 1.0, 0.01, 0.0, 0.0, 0.0, gamma=0.0)
     # Rank 1 hears of a tree's broadcast in the root's last round, though it has one round itself.
     assert ringlet.schedule("tree", "broadcast", world=8).cost(100, machine).ranks[1] == pytest.approx(3 * (1.0 + 1.0))
     assert ringlet.schedule("star", "broadcast", world=8).cost(100, machine).seconds == pytest.approx(1.0 + 7 * 1.0)

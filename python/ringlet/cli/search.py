@@ -18,7 +18,7 @@ from ringlet.schedule import Schedule
 from ringlet.schedule.collectives import COLLECTIVES, ROOTED
 from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.hosts import Hosts
-from ringlet.schedule.machine_file import HostsMachine, named, names, read_machine
+from ringlet.schedule.machine_file import Machine, named, names, read_machine
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import Candidate, best, composed, schedules_of, search
 
@@ -84,7 +84,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
     return sizes
 
 
-def machine_of(args: argparse.Namespace) -> HostsMachine:
+def machine_of(args: argparse.Namespace) -> Machine:
     """The machine of --machine, a name or a file. InvalidUsage if there is none, or if it is wrong."""
     known = names()
     if args.machine not in known and not Path(args.machine).suffix and not Path(args.machine).exists():
@@ -118,7 +118,7 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
 
 
 def _write(
-    args: argparse.Namespace, machine: HostsMachine, candidates: Sequence[Candidate], kept: dict[int, list[Candidate]]
+    args: argparse.Namespace, machine: Machine, candidates: Sequence[Candidate], kept: dict[int, list[Candidate]]
 ) -> None:
     """Writes rules by the predicted times of what a rule can name: registered candidates, and the k fastest, which
     become algorithms by files."""

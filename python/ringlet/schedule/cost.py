@@ -24,16 +24,9 @@ from ringlet.errors import InvalidUsage
 from ringlet.schedule.collectives import parts_of_s
 from ringlet.schedule.data import Schedule
 from ringlet.schedule.execution import Message, execute
-from ringlet.schedule.machine_file import HostsMachine
+from ringlet.schedule.machine_file import Machine
 
-
-@dataclass(frozen=True)
-class Machine:
-    """alpha: seconds a round; beta: seconds a byte sent; gamma: seconds a byte combined. Default: 25 Gb/s Ethernet."""
-
-    alpha: float = 20e-6
-    beta: float = 8 / 25e9
-    gamma: float = 1 / 20e9
+ETHERNET = Machine("25 Gb/s Ethernet", 20e-6, 8 / 25e9, 0.0, 0.0, 0.0, 1 / 20e9)
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,13 @@ def sent(schedule: Schedule) -> tuple[Fraction, ...]:
     return tuple(Fraction(sum(of_rank), unit) for of_rank in chunks)
 
 
-def cost(schedule: Schedule, nbytes: float, machine: Machine | None = None) -> Cost:
-    """Seconds for S = nbytes if all ranks share a host, on a machine (default: Machine()). ScheduleError if the
-    schedule cannot run, InvalidUsage for a wrong nbytes."""
+def cost(schedule: Schedule, nbytes: float, machine: Machine = ETHERNET) -> Cost:
+    """Seconds for S = nbytes if all ranks share a host, by the machine's numbers of one. ScheduleError if the schedule
+    cannot run, InvalidUsage for a wrong nbytes."""
     if not 0 <= nbytes < math.inf:
         raise InvalidUsage(f"cost: nbytes must be a number of bytes from 0 on, got {nbytes}")
-    machine = machine or Machine()
-    host = HostsMachine("one host", machine.alpha, machine.beta, 0.0, 0.0, 0.0, machine.gamma)
     chunk = nbytes / parts_of_s(schedule.collective, schedule.world, schedule.parts)
-    done = tuple(ends[-1] for ends in Predictor(schedule, hosts=()).ends(chunk, host))
+    done = tuple(ends[-1] for ends in Predictor(schedule, hosts=()).ends(chunk, machine))
     return Cost(max(done), done)
 
 
@@ -134,14 +125,14 @@ class Predictor:
         }
         self._uplink_total = float(max(uplink_totals(schedule, hosts).values(), default=0) * self._unit)
 
-    def seconds(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> float:
+    def seconds(self, nbytes: float, machine: Machine, segments: int = 1) -> float:
         """Seconds for S = nbytes in segments that follow each other as closely as links and ranks let them."""
         chunk = nbytes / self._unit / segments
         busiest = sum(self._busiest(chunk, machine))
         chain = max(rounds[-1] for rounds in self.ends(chunk, machine))
         return max(chain, busiest) + (segments - 1) * busiest
 
-    def times(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> Times:
+    def times(self, nbytes: float, machine: Machine, segments: int = 1) -> Times:
         """What the seconds are spent on: those of the chain of rounds that ends last, each of which waits for the one
         before it, or those of the busiest resource if it is busy for longer; and those of this resource for further
         segments."""
@@ -160,7 +151,7 @@ class Predictor:
             rank, index = max(load.met, key=lambda place: ends[place[0]][place[1]])
         return Times(*map(sum, zip(*spent, strict=True)))
 
-    def ends(self, chunk: float, machine: HostsMachine) -> list[list[float]]:
+    def ends(self, chunk: float, machine: Machine) -> list[list[float]]:
         """[rank][i]: when the rank posts its round i, which is when round i - 1 ends. `chunk`: bytes."""
         ends = [[0.0] for _ in range(self._schedule.world)]
         for rank, index in self._execution.order:
@@ -169,7 +160,7 @@ class Predictor:
             ends[rank].append(start + sum(self._round(load, chunk, machine)))
         return ends
 
-    def _round(self, load: _RoundLoad, chunk: float, machine: HostsMachine) -> Times:
+    def _round(self, load: _RoundLoad, chunk: float, machine: Machine) -> Times:
         inside = chunk * machine.inside_beta * max(self._loads[place].inside for place in load.met)
         uplinks = chunk * machine.uplink_beta * load.uplink
         return Times(
@@ -180,7 +171,7 @@ class Predictor:
             machine.gamma * chunk * load.reduced,
         )
 
-    def _busiest(self, chunk: float, machine: HostsMachine) -> Times:
+    def _busiest(self, chunk: float, machine: Machine) -> Times:
         """The time for which one segment occupies its busiest resource."""
         loads: dict[int, list[_RoundLoad]] = defaultdict(list)
         for (rank, _), load in self._loads.items():

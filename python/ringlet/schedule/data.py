@@ -13,7 +13,8 @@ from ringlet.schedule.collectives import input_chunks, output_chunks
 from ringlet.schedule.hosts import described
 
 if TYPE_CHECKING:
-    from ringlet.schedule.cost import Cost, Machine
+    from ringlet.schedule.cost import Cost
+    from ringlet.schedule.machine_file import Machine
     from ringlet.schedule.prove import Proof
 
 RANKS_IN_REPR = 8
@@ -156,7 +157,7 @@ class Schedule:
         def prove(self) -> Proof:
             """See ringlet.schedule.prove.prove."""
 
-        def cost(self, nbytes: float, machine: Machine | None = None) -> Cost:
+        def cost(self, nbytes: float, machine: Machine = ...) -> Cost:
             """See ringlet.schedule.cost.cost."""
 
         def svg(self) -> str:

@@ -30,7 +30,7 @@ _EXAMPLE = '{ value = 8, source = "ping-pong, 2026-11-24" }'
 
 
 @dataclass(frozen=True)
-class HostsMachine:
+class Machine:
     """Seconds, and seconds per byte. inside_*: between ranks of a host. across_alpha: between hosts. uplink_beta: of
     one host, each way. message: a rank's time for one message. gamma: for one combined byte."""
 
@@ -66,7 +66,7 @@ def named(name: str) -> Path:
     return _NAMED / f"{name}.toml" if name in names() else Path(name)
 
 
-def read_machine(path: Path) -> HostsMachine:
+def read_machine(path: Path) -> Machine:
     """The machine that a file describes. Raises InvalidUsage that names the wrong entry and what to write."""
     content = read_toml(path)
     given: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def read_machine(path: Path) -> HostsMachine:
     for key, (field, unit) in _NUMBERS.items():
         number = _number(path, key, given.get(key))
         fields[field] = unit / number if key.endswith("_per_s") else unit * number
-    return HostsMachine(name=str(content.get("name", path.stem)), **fields)
+    return Machine(name=str(content.get("name", path.stem)), **fields)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

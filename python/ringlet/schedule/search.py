@@ -11,7 +11,7 @@ from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.compose import compositions, segmented
 from ringlet.schedule.cost import Predictor
 from ringlet.schedule.data import Schedule
-from ringlet.schedule.machine_file import HostsMachine
+from ringlet.schedule.machine_file import Machine
 from ringlet.schedule.registry import Algorithm, algorithms, schedule
 
 SEGMENTS = (1, 2, 4, 8, 16)
@@ -32,7 +32,7 @@ class Candidate:
 
 def search(
     schedules: Iterable[tuple[Schedule, bool]],
-    machine: HostsMachine,
+    machine: Machine,
     sizes: Sequence[int],
     engine_segments: EngineSegments = lambda nbytes: 1,
 ) -> list[Candidate]:
