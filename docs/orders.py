@@ -16,6 +16,7 @@ from typing import Any
 from ringlet.schedule import algorithms, draw_trees, schedule
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
+from ringlet.schedule.expression_trees import aligned
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "baselines" / "2026-11-27-summation-orders.jsonl"
 BESIDE = ("ringlet reveal gloo -n 4", "python -m benchmarks reveal openmpi -n 4")  # the picture's
@@ -96,10 +97,6 @@ def _of_places(collective: str, algorithm: str) -> str:
 
 def _of_worlds(collective: str, algorithm: str) -> str:
     """Where ranks add what the aligned tree of one world has: of reduce, whatever the root is."""
-
-    def aligned(first: int, count: int) -> str:
-        half = count // 2
-        return str(first) if count == 1 else f"({aligned(first, half)}+{aligned(first + half, half)})"
 
     def is_aligned(world: int) -> bool:
         roots = range(world if collective == "reduce" else 1)

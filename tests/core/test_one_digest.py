@@ -16,6 +16,7 @@ import torch
 import emulated_gpu
 import ringlet
 from cases import ALGORITHMS
+from pairwise import pairwise
 from ranks import Pool, with_kernels
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
@@ -139,7 +140,7 @@ def test_awkward_numbers_tell_orders_apart(dtype):
     for algorithm in ALGORITHMS["all_reduce"]:
         schedule = ringlet.schedule(algorithm, world=8)
         found = execute(schedule)
-        trees = [found.trees.pairwise(tree) if dtype == "float32" else tree for _, tree in found.values[0]]
+        trees = [pairwise(found.trees, tree) if dtype == "float32" else tree for _, tree in found.values[0]]
         order = (schedule.parts if len(set(trees)) > 1 else 1, *dict.fromkeys(map(found.trees.text, trees)))
         digests_of.setdefault(order, set()).add(reference("all_reduce", algorithm, dtype, 8, None, 0))
     assert all(len(digests) == 1 for digests in digests_of.values()), digests_of

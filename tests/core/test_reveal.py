@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from pairwise import pairwise
 from ranks import on
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
@@ -39,8 +40,7 @@ def proved(schedule, dtype):
     for rank, (first, count) in enumerate(schedule.outputs):
         for chunk in range(first, first + count):
             tree = result.values[rank][chunk][1]
-            # A float32 is summed in float32: a node of n terms is n - 1 additions, each of which rounds.
-            texts[chunk] = result.trees.text(result.trees.pairwise(tree) if dtype == torch.float32 else tree)
+            texts[chunk] = result.trees.text(pairwise(result.trees, tree) if dtype == torch.float32 else tree)
     return [texts[chunk] for chunk in sorted(texts) for _ in range(PER_CHUNK)]
 
 

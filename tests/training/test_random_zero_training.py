@@ -424,8 +424,9 @@ class Training:
         told = zero.stats()["memory"]
         held = 0
         for flat in zero._flats:
-            size = flat.unit.shard_nbytes if stage == 3 and not flat.unit.small else flat.unit.nbytes
-            held += 0 if zero._files[1] and not flat.unit.small else size
+            unit = flat.unit
+            count = unit.shard_count if stage == 3 and not unit.small else unit.count
+            held += 0 if zero._files[1] and not unit.small else count * unit.dtype.itemsize
         assert told["parameters"] == held and told["total"] == sum(told[k] for k in told if k not in ("total", "file"))
         grads = 0
         for unit in zero._units:

@@ -59,16 +59,6 @@ class Trees:
         kind = self._nodes[tree][0]
         return kind > 0 and bool(kind & _AT_ONCE)
 
-    def pairwise(self, tree: int) -> int:
-        """The tree whose nodes have two terms each: how a dtype is summed that is its own accumulator."""
-        terms = [self.pairwise(term) for term in self.terms(tree)]
-        if not terms:
-            return tree
-        total = terms[0]
-        for term in terms[1:]:
-            total = self.combine((total, term))
-        return total
-
     def text(self, tree: int) -> str:
         """ "((0+1)+(2+3))"; "(0+1+2)" is one node with three terms."""
         kind, terms = self._nodes[tree]
@@ -105,6 +95,12 @@ class Trees:
         self.ranks.append(ranks)
         self.depth.append(depth)
         return number
+
+
+def aligned(first: int, count: int) -> str:
+    """The text of the aligned tree of `count` ranks, a power of two, from rank `first` on: "((0+1)+(2+3))" of 4."""
+    half = count // 2
+    return str(first) if count == 1 else f"({aligned(first, half)}+{aligned(first + half, half)})"
 
 
 def ranks_in(mask: int) -> list[int]:

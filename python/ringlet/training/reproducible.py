@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import execution, registry
+from ringlet.schedule.expression_trees import aligned
 
 
 def is_power_of_two(number: int) -> bool:
@@ -189,7 +190,7 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
             f'GradientReducer: reproducible=True needs the schedule of algorithm="{name}", which has none: {error}'
         ) from error
     found = execution.execute(schedule)
-    wanted = _aligned(0, world)
+    wanted = aligned(0, world)
     for values in found.values:
         for value in values:
             text = found.trees.text(value[1]) if value is not None else "nothing"
@@ -200,11 +201,6 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
                     f"on these {world} ranks: number the ranks host after host{hint}"
                 )
     return name
-
-
-def _aligned(first: int, count: int) -> str:
-    half = count // 2
-    return str(first) if count == 1 else f"({_aligned(first, half)}+{_aligned(first + half, half)})"
 
 
 def _hosts(group: dist.ProcessGroup, device: torch.device) -> list[int] | None:

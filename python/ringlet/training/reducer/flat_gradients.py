@@ -108,7 +108,7 @@ class Gradient:
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
         return (
-            "buffer" in self.bucket.__dict__
+            self.bucket.has_buffer
             and tensor.layout is torch.strided
             and tensor.is_set_to(self.view)
             and tensor.dtype is self.dtype

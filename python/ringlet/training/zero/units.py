@@ -66,14 +66,6 @@ class Unit:
     small: bool
     label: int = 0  # of the unit's collectives
 
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
-    @property
-    def shard_nbytes(self) -> int:
-        return self.shard_count * self.dtype.itemsize
-
     def gaps(self) -> Iterator[tuple[int, int]]:
         """The element ranges that belong to no parameter."""
         end = 0
