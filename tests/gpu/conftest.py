@@ -1,4 +1,4 @@
-"""The suite's rank processes, on a machine with an NVIDIA GPU; `make gpu-check` sets the paths.
+"""The suite on a machine with an NVIDIA GPU: markers; `make gpu-check` sets the paths.
 
 A failure is printed when it is found, too: a run that is ended may not come to its summary.
 """
@@ -7,8 +7,6 @@ import signal
 
 import pytest
 import torch
-
-from ranks import Pool
 
 
 def pytest_configure(config):
@@ -35,10 +33,3 @@ class Failures:
         if report.failed and terminal is not None:
             terminal.ensure_newline()
             terminal.write_line(report.longreprtext)
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory):
-    pool = Pool(tmp_path_factory.mktemp("ranks"))
-    yield pool
-    pool.end()
