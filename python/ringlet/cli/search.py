@@ -130,10 +130,13 @@ def _write(
         path.write_text(_for_every_root(schedule), encoding="utf-8")
         algorithm_files.of_file(str(path))
     timings = [
-        Timing(args.collective, _medium(args.hosts), len(args.hosts), size, candidate.name, {0: seconds})
-        for candidate in candidates if candidate.registered or candidate.name in files
-        for size, seconds in candidate.seconds.items()
-    ]  # fmt: skip
+        Timing(
+            args.collective, _medium(args.hosts), len(args.hosts), size, candidate.name, {0: candidate.seconds[size]}
+        )
+        for size in kept
+        for candidate in best(candidates, size, len(candidates))  # of equally fast ones, the first has the rule
+        if candidate.registered or candidate.name in files
+    ]
     rules = derive(timings, _C.chosen, args.margin / 100)
     text = (
         f"# ringlet search --collective {args.collective}, {len(set(args.hosts))} hosts, {machine.name}: predicted\n"
