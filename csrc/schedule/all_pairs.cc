@@ -10,7 +10,7 @@
 // one tree for all elements. Peers are taken from the next rank on, so that not all ranks start with rank 0.
 // Source: the direct algorithms of shared memory and NVLink systems, e.g. DeepSpeed csrc/cpu/comm/shm.cpp.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -15,7 +15,7 @@
 #include <bit>
 
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -8,7 +8,7 @@
 // Source: the pipelined chain of van de Geijn's and Open MPI's broadcasts; Chan, Heimlich, Purkayastha and van de Geijn,
 // "Collective communication: theory, practice, and experience", Concurrency and Computation 19(13), 2007.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 

@@ -16,7 +16,7 @@
 #include <algorithm>
 
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

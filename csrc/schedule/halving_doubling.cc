@@ -14,7 +14,7 @@
 // power of two: 2S (q-1)/q; if a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 #include "schedule/fold.h"
 
 namespace ringlet {

@@ -13,7 +13,7 @@
 // Sums: one n-ary reduction in rank order, rounded once, then depth <= ceil(log2 n).
 // Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, with circulant.cc and knomial.cc between hosts.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 #include "schedule/locals.h"
 
 namespace ringlet {
@@ -21,13 +21,8 @@ namespace {
 
 /// Appends a schedule whose ranks are whole hosts, as the owners of this rank's shard run it.
 void across(Schedule& schedule, const Schedule& of_hosts, const Locals& here) {
-  for (const Round& round : of_hosts.rounds) {
-    std::vector<Step>& steps = schedule.round().steps;
-    for (const Step& step : round.steps) {
-      const int peer = ranks_on(here.topology, step.peer, here.leader)[here.index];
-      steps.push_back({step.verb, peer, here.index * of_hosts.parts + step.first, step.count});
-    }
-  }
+  const auto owner = [&](int host) { return ranks_on(here.topology, host, here.leader)[here.index]; };
+  append_among(schedule, of_hosts, owner, here.index * of_hosts.parts, 1);
 }
 
 }  // namespace

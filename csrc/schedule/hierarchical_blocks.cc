@@ -13,7 +13,7 @@
 // Sums: an n-ary reduction in rank order on each host, and one of the hosts' sums: rounded twice.
 // Source: as hierarchical.cc, with all hosts at once between hosts.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 #include "schedule/locals.h"
 
 namespace ringlet {

@@ -11,7 +11,7 @@
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005; MPICH's
 // and UCC's k-nomial trees; Bruck et al., IEEE TPDS 8(11), 1997, for k ports.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -10,8 +10,8 @@
 // ceil(log2 world). Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv
 // 2506.20252, with all blocks of a distance in one message: what bounds the buffers there, segments do here.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
 #include "schedule/chunk_list.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -12,7 +12,7 @@
 // choice on shared memory, because peers read the root's memory at the same time.
 // Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; MPI's linear forms.
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -16,8 +16,8 @@
 #include <bit>
 
 #include "schedule/algorithms.h"
-#include "schedule/backwards.h"
 #include "schedule/chunk_list.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {

@@ -11,6 +11,7 @@
 // Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233; Jain and
 // Sabharwal, "Optimal Bucket Algorithms for Large MPI Collectives on Torus Interconnects", ICS 2010.
 #include "schedule/algorithms.h"
+#include "schedule/compose.h"
 
 namespace ringlet {
 namespace {
@@ -23,31 +24,17 @@ int columns_of(int world) {
   return columns;
 }
 
-/// Ranks begin, begin + stride, ...; and chunks [first, ...), `width` for each chunk of the line's own schedule.
-struct GridLine {
-  int begin, stride;
-  int first, width;
-
-  void append(Schedule& schedule, const Schedule& of_line) const {
-    for (const Round& round : of_line.rounds) {
-      std::vector<Step>& steps = schedule.round().steps;
-      for (const Step& step : round.steps) {
-        steps.push_back({step.verb, begin + step.peer * stride, first + step.first * width, step.count * width});
-      }
-    }
-  }
-};
-
 }  // namespace
 
 Schedule torus_all_reduce(const RankInfo& info) {
   const int columns = columns_of(info.world), rows = info.world / columns;
   const int row = info.rank / columns, column = info.rank % columns;
-  const GridLine along_row{row * columns, 1, 0, rows}, along_column{column, columns, column * rows, 1};
+  const auto in_row = [&](int j) { return row * columns + j; };
+  const auto in_column = [&](int i) { return i * columns + column; };
   Schedule schedule(info.world);
-  along_row.append(schedule, ring_reduce_scatter({column, columns}));
-  along_column.append(schedule, ring_all_reduce({row, rows}));
-  along_row.append(schedule, ring_all_gather({column, columns}));
+  append_among(schedule, ring_reduce_scatter({column, columns}), in_row, 0, rows);
+  append_among(schedule, ring_all_reduce({row, rows}), in_column, column * rows, 1);
+  append_among(schedule, ring_all_gather({column, columns}), in_row, 0, rows);
   return schedule;
 }
 
