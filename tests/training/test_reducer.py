@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from own_algorithms import own_ring
 from ranks import on
 from reducer_checks import (
     SMALL,
@@ -166,6 +167,8 @@ def test_different_models_are_refused_by_rank_and_name(rank, world):
 
 @on("ranks")
 def test_what_cannot_be_reduced_is_refused(rank, world):
+    for wrong in (own_ring, object()):  # in whose repr each rank has an address of its own
+        refused("algorithm must be the name of an algorithm", GradientReducer, nn.Linear(2, 2), algorithm=wrong)
     refused("no parameter of Linear requires a gradient", GradientReducer, nn.Linear(2, 2).requires_grad_(False))
     refused("0 makes sparse gradients", GradientReducer, nn.Sequential(nn.Embedding(4, 4, sparse=True)))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import numbers
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -36,6 +37,22 @@ def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.de
             found = theirs[place] if place < len(theirs) else "nothing"
             if expected != found:
                 raise InvalidUsage(f"ranks hold different models: rank 0 has '{expected}', rank {rank} has '{found}'")
+
+
+def comparable(value: Any, otherwise: Callable[[str], Any] = "a {}".format) -> Any:
+    """What stands for the value in a line of `check_agreement`: equal on all ranks if the values are, and only then.
+    `otherwise`: gives it from the type of a value whose repr may have an address, such as a function."""
+    if isinstance(value, torch.Tensor):  # its repr has four digits
+        return ["tensor", str(value.dtype), value.tolist()]
+    if isinstance(value, (list, tuple)):
+        return [comparable(each, otherwise) for each in value]
+    if isinstance(value, dict):
+        return {str(key): comparable(each, otherwise) for key, each in value.items()}
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    if isinstance(value, numbers.Number):  # numpy's
+        return [type(value).__qualname__, str(value)]
+    return str(value) if isinstance(value, (torch.dtype, torch.device)) else otherwise(type(value).__qualname__)
 
 
 class Numbers:

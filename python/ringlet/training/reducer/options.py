@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.agree import comparable
 
 from . import buckets
 
@@ -33,13 +34,12 @@ class Options:
     reproducible: bool = False
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        return " ".join(f"{name}={comparable(value)}" for name, value in vars(self).items())
 
     @property
     def chosen(self) -> dict[str, Any]:
         """The options that differ from the default."""
-        default = asdict(Options())
-        return {name: value for name, value in asdict(self).items() if value != default[name]}
+        return {name: value for name, value in vars(self).items() if value != getattr(Options, name)}
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen.items())})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import numbers
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.agree import comparable
 from ringlet.training.flat import packed
 from ringlet.training.reproducible import norms_over_ranks
 
@@ -274,7 +274,7 @@ def key_of(options: dict[str, Any]) -> str:
 
     Raises InvalidUsage for an option that cannot be compared."""
     return repr(
-        sorted((name, _plain(value, functools.partial(_refuse_option, name))) for name, value in options.items())
+        sorted((name, comparable(value, functools.partial(_refuse_option, name))) for name, value in options.items())
     )
 
 
@@ -283,28 +283,6 @@ def _refuse_option(name: str, kind: str) -> NoReturn:
         f"options_of: {name} is a {kind}, which ranks cannot compare: give numbers, strings or tensors, and everything "
         "else to Zero itself, for all parameters"
     )
-
-
-def line_of(optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any]) -> str:
-    """What ranks compare of the optimizer: its class and arguments. Of an argument that they cannot compare, such as a
-    function, they compare the type."""
-    return f"{optimizer_class.__name__} {_plain(defaults, lambda kind: f'a {kind}')}"
-
-
-def _plain(value: Any, otherwise: Callable[[str], Any]) -> Any:
-    """Of which the repr is equal on all ranks if the values are, and only then. `otherwise`: gives it for a type whose
-    repr may have an address, which differs between ranks."""
-    if isinstance(value, torch.Tensor):  # its repr has four digits
-        return ["tensor", str(value.dtype), value.tolist()]
-    if isinstance(value, (list, tuple)):
-        return [_plain(each, otherwise) for each in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(each, otherwise) for key, each in value.items()}
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
-        return value
-    if isinstance(value, (numbers.Number, torch.dtype, torch.device)):  # numpy's numbers, too
-        return [type(value).__qualname__, str(value)]
-    return otherwise(type(value).__qualname__)
 
 
 def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any], int, int]]:

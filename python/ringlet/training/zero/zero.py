@@ -14,23 +14,14 @@ from torch import nn
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.training import replicas
-from ringlet.training.agree import check_agreement, number_in, refusing_together
+from ringlet.training.agree import check_agreement, comparable, number_in, refusing_together
 from ringlet.training.optimizer_steps import call_before_steps, call_no_more
 from ringlet.training.refusals import device_of, group_of
 from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
 from .memory import MappedFiles, storage_bytes
-from .optimizer import (
-    OptionsBy,
-    OptionsOf,
-    Piece,
-    ShardedOptimizer,
-    global_norm,
-    key_of,
-    line_of,
-    refuse_if_not_elementwise,
-)
+from .optimizer import OptionsBy, OptionsOf, Piece, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
 from .options import Offload, Options, offload_of, refuse_max_norm
 from .reduction import ShardReduction
 from .refusals import options_by_parameter, refuse_unsupported
@@ -123,7 +114,7 @@ class Zero(ShardReduction):
                 stage, dtype, accumulate, average, accumulate_dtype, max_norm, bucket_elements, gather_elements,
                 sub_group_elements, persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
                 offload_of("offload_parameters", offload_parameters), print_every, print_times, reproducible,
-                line_of(optimizer_class, optimizer_defaults),
+                f"{optimizer_class.__name__} {comparable(optimizer_defaults)}",
             )  # fmt: skip
             refuse_unsupported(module, options)
             if reproducible:
