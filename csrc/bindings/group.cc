@@ -77,19 +77,10 @@ std::vector<int> schedule_hosts(const Communicator& group) {
   return hosts;
 }
 
-/// The old name of is_completed. Throws if the program has made warnings errors.
-bool done_of_old(Work& work) {
-  constexpr const char* kText = "Work.done is now Work.is_completed; the next release drops the old name";
-  if (PyErr_WarnEx(PyExc_FutureWarning, kText, 1) != 0) throw py::error_already_set();
-  const GilReleased unlocked;
-  return work.test();
-}
-
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
       .def("is_completed", &Work::test, py::call_guard<GilReleased>(),
            "Whether the call is complete (well or not). Carries it on meanwhile, as far as it goes without a wait.")
-      .def("done", &done_of_old)
       .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
       .def(
           "wait",

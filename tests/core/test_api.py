@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pathlib
 import re
 import sys
 import types
@@ -240,16 +239,6 @@ def test_the_shortcut_keeps_its_signature_and_text():
     assert list(parameters)[:3] == ["tensor", "op", "algorithm"]
     assert parameters["group"].kind is inspect.Parameter.KEYWORD_ONLY
     assert "every rank gets the same bits" in inspect.getdoc(ringlet.all_reduce)
-
-
-@on(2)
-def test_an_old_name_warns(rank: int, world: int) -> None:
-    """With the new name, at the line that has the old one."""
-    work = ringlet.all_reduce(torch.ones(3), async_op=True)
-    work.wait()
-    with pytest.warns(FutureWarning, match=r"Work\.done is now Work\.is_completed") as told:
-        assert work.done()
-    assert pathlib.Path(told[0].filename).name == pathlib.Path(__file__).name
 
 
 def test_a_call_finds_its_function_at_once() -> None:
