@@ -323,13 +323,14 @@ def test_an_update_after_which_a_hook_raises_is_over(rank, world):
 @on("two")
 @pytest.mark.parametrize("hook", ["no hook", "a hook"])
 def test_an_update_whose_gathers_raise_is_over(rank, world, hook):
-    """What a hook behind it has raised comes first."""
+    """All are waited for, as they write parameters. What a hook behind it has raised comes first."""
 
     def refuse(*_):
         raise KeyError
 
     def late(self):
         wait(self)
+        waited.append(self)
         raise ringlet.Timeout
 
     wait = Pending.wait
@@ -340,9 +341,10 @@ def test_an_update_whose_gathers_raise_is_over(rank, world, hook):
         if hook == "a hook":
             zero.optimizer.register_step_post_hook(refuse)
         first = KeyError if hook == "a hook" else ringlet.Timeout
+        waited = []
         with mock.patch.object(Pending, "wait", late), pytest.raises(first):
             zero.step()
-        assert zero.steps == 1
+        assert zero.steps == 1 and len(waited) > 1
         refused(r"step\(\) without a backward", zero.step)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             again.backward()

@@ -419,9 +419,10 @@ class Zero(ShardReduction):
                 self.steps += 1
                 self._mark_changed()
                 self._begin_window()
-                with contextlib.nullcontext() if done else contextlib.suppress(Exception):  # the first error counts
+                first_counts = contextlib.nullcontext() if done else contextlib.suppress(Exception)
+                with first_counts, contextlib.ExitStack() as waits:  # for all, also if Ctrl-C ends one
                     for pending in gathers:
-                        pending.wait()
+                        waits.callback(pending.wait)
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
