@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,7 +106,7 @@ def write(
 ) -> None:
     """Writes what the options of `parse` ask for: rows with their circumstances, and a page, in a folder as
     DATE-MACHINE-KIND.md. more: for `facts`."""
-    meta = circumstances(options.load, outcome)
+    meta = results.circumstances(options.load, outcome)
     day, machine, file = meta["date"][:10], meta["machine"]["name"], options.report
     if options.json:
         options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -119,13 +118,6 @@ def write(
         text += [*facts(meta, **more), "", *lines]
         file.write_text("\n".join(text) + "\n", encoding="utf-8")
         print(f"wrote {file}")
-
-
-def circumstances(load: float, outcome: Outcome | None = None) -> Meta:
-    """ringlet's, with the command of a program here: a module of this package."""
-    named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *named])
-    return results.circumstances(load, outcome) | {"command": command}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 from benchmarks import contention, page
@@ -15,6 +16,7 @@ def write(monkeypatch):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["benchmarks/step.py", *map(str, words)])
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("benchmarks.step", None), raising=False)
         monkeypatch.setattr(os, "getloadavg", lambda: (1.25, 0.0, 0.0))
         options = page.parse(argparse.ArgumentParser())
         monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))  # the program's own

@@ -197,13 +197,10 @@ def circumstances(load: float, outcome: Outcome | None = None) -> Meta:
 
 
 def _command() -> str:
-    """The command as a user types it: the program by its folder and name, given files by their names."""
-    program = Path(sys.argv[0])
-    name = program.name
-    if program.suffix == ".py" and name != "__main__.py":
-        name = f"{program.parent.name}/{name}"
-    named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join([*(["python", "-m", program.parent.name] if name == "__main__.py" else [name]), *named])
+    """The command as a user types it: the program or the module by its name, given files by theirs."""
+    module = sys.modules["__main__"].__spec__
+    program = ["python", "-m", module.name.removesuffix(".__main__")] if module else [Path(sys.argv[0]).name]
+    return shlex.join([*program, *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 
 def machine() -> dict[str, Any]:
