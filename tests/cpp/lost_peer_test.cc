@@ -50,6 +50,7 @@ class PairStore final : public Store {
 };
 
 constexpr size_t kBytes = 100'000;
+constexpr int kLooks = kSanitized ? 2000 : 20'000;
 
 std::unique_ptr<Mesh> join(int rank, PairStore& store, const Token& key, bool one_host) {
   const Deadline deadline = Deadline::after(60s);
@@ -89,7 +90,7 @@ void signals_end_no_look(const Mesh& mesh, const Pipe& pipe) {
     while (!over) ::pthread_kill(looking, SIGUSR1), ++sent;
   });
   bool lost = false;
-  for (int looks = 0; !lost && (looks < 20'000 || sent < 1000); ++looks) {
+  for (int looks = 0; !lost && (looks < kLooks || sent < 1000); ++looks) {
     lost = pipe.ended() || pipe.why_ended() != "has not ended" || mesh.gone(1, false);
   }
   over = true;
