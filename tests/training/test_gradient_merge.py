@@ -259,6 +259,30 @@ def test_a_long_window_of_16_bits_adds_up_in_float32(rank, world):
     assert model.weight.grad.unique().tolist() == [256]
 
 
+class Branch(Constant):
+    """With a second branch that only some ranks take."""
+
+    def forward(self, x, both):
+        return (self.weight.sum() + self.other.sum()) * x if both else self.weight.sum() * x
+
+
+@on("ranks")
+def test_16_bit_values_in_grad_count_where_no_gradient_arrives(rank, world):
+    """With a static graph the bucket is sent amid the backward."""
+    one = torch.ones((), dtype=torch.bfloat16)
+    for options in ({"static_graph": True}, {"find_unused_parameters": True}):
+        model = Branch(torch.bfloat16)
+        reducer = GradientReducer(model, bucket_mb=1e-6, first_bucket_mb=1e-6, **options)
+        model(one, rank == 0).backward()
+        for parameter in model.parameters():
+            parameter.grad.fill_(4)
+        with reducer.no_sync():
+            model(one, rank == 0).backward()
+        model(one, rank == 0).backward()
+        average = torch.tensor(4 + 2 / world, dtype=torch.bfloat16)
+        assert model.weight.grad.unique().tolist() == [6] and model.other.grad.unique().tolist() == [average]
+
+
 @on("ranks")
 def test_a_stopped_backward_leaves_16_bit_sums(rank, world):
     model = Constant(torch.bfloat16)

@@ -312,6 +312,7 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         if index in record.filled:
             return
         gradient, kept = record.flat.gradients[index], None
+        self._sums.put_back(index, gradient.parameter)
         record.own[index] = None
         current = gradient.parameter.grad
         if current is None:

@@ -47,12 +47,16 @@ class WideSums:
             self._sums[index].add_(arrived)
             aside.copy_(self._sums[index])
 
+    def put_back(self, index: int, parameter: torch.Tensor) -> None:
+        """A gradient will not arrive in this backward."""
+        aside = self._aside.pop(index, None)
+        if aside is not None:
+            parameter.grad = aside
+
     def end(self) -> None:
         """The backward has ended, or raised: puts back what nothing has been added to."""
         for index, parameter in self._narrow:
-            aside = self._aside.pop(index, None)
-            if aside is not None:
-                parameter.grad = aside
+            self.put_back(index, parameter)
 
     def forget(self) -> None:
         """The gradients are reduced, or dropped."""
