@@ -134,10 +134,11 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   const auto timeout = options.timeout.count() < 0 ? group_->timeout() : options.timeout;
   const Deadline deadline = Deadline::after(timeout);
   const auto place_of = [&](uint64_t barrier) { return name_ + "/monitored/" + std::to_string(barrier) + "/"; };
-  const std::string place = place_of(++monitored_);
+  const std::string place = place_of(++monitored_), before = place_of(monitored_ - 1);
   const std::string self = "Rank " + std::to_string(getRank());
   const std::string after = " after " + std::to_string(timeout.count()) + " ms";
   if (getRank() != 0) {
+    store_.forget(before + std::to_string(getRank()));  // rank 0 reads it no more, or finds that this rank left
     store_.set(place + std::to_string(getRank()), "here");
     std::string verdict = "rank 0 said nothing" + after;
     try {
@@ -177,9 +178,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   }
   store_.set(place + "verdict", verdict);
   if (absent > 0) throw Timeout(verdict);
-  // All ranks have come to this barrier, so they have read what the one before said.
-  for (int q = 1; monitored_ > 1 && q < getSize(); ++q) store_.forget(place_of(monitored_ - 1) + std::to_string(q));
-  if (monitored_ > 1) store_.forget(place_of(monitored_ - 1) + "verdict");
+  store_.forget(before + "verdict");  // all ranks have come here, so they have read it
 }
 
 }  // namespace ringlet

@@ -32,7 +32,11 @@ PyGILState_STATE ensure() {
 }  // namespace
 
 AskForGil::AskForGil() : granted((asking.fetch_add(1), !ending.load() || ends_python)) {
-  granted ? ++asking_here : asking.fetch_sub(1);
+  if (granted) {
+    ++asking_here;
+  } else {
+    asking.fetch_sub(1);
+  }
 }
 
 AskForGil::~AskForGil() {

@@ -117,20 +117,24 @@ void RegisteredAllocator::end() {
 std::byte* RegisteredAllocator::take(size_t bytes) {
   const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // a larger one: the heap refuses it
   std::byte* pointer = nullptr;
+  size_t in_use = 0;
+  const auto hand_out = [&] {  // mutex_ is held
+    used_.emplace(pointer, size);
+    in_use = used_bytes_ += size;
+  };
   {
     const std::lock_guard lock(mutex_);
     if (std::vector<std::byte*>& list = free_[size]; !list.empty()) {
       pointer = list.back();
       list.pop_back();
       cached_ -= size;
+      hand_out();
     }
   }
-  if (pointer == nullptr) pointer = heap_->allocate(size);
-  size_t in_use = 0;
-  {
+  if (pointer == nullptr) {
+    pointer = heap_->allocate(size);
     const std::lock_guard lock(mutex_);
-    used_.emplace(pointer, size);
-    in_use = used_bytes_ += size;
+    hand_out();
   }
   report(pointer, static_cast<int64_t>(size), in_use);
   return pointer;

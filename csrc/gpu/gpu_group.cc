@@ -199,10 +199,9 @@ void* GpuGroup::event() {
 
 void GpuGroup::watch() {
   std::unique_lock lock(mutex_);
-  for (;;) {
+  for (Ended ended;; ended.clear()) {
     while (!stop_ && pending_.empty() && !launch_) changed_.wait_for(lock, kIdle);
     if (pending_.empty() && !launch_) return;
-    Ended ended;
     look(ended);
     if (ended.empty()) {
       changed_.wait_for(lock, kGlance);

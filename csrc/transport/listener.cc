@@ -211,7 +211,7 @@ void Listener::run() {
       poll_connectors();
       close_departed();
     } catch (const std::bad_alloc&) {
-      reconsider_ = resting_ = true;
+      reconsider_ = true;
       sleep_for(kRest);
     }
   }

@@ -121,7 +121,7 @@ class Listener {
   std::list<Connector> connectors_;
   std::deque<Leaving> leaving_;
   bool reconsider_ = false;  // check the connections with a proof again
-  bool resting_ = false;     // no descriptors or memory are left: the thread does not accept for a moment
+  bool resting_ = false;     // no descriptors are left: the thread does not accept for a moment
 };
 
 }  // namespace ringlet

@@ -259,7 +259,7 @@ class ShownGradients:
             raise InvalidUsage(f"the norm of order {order} of a sharded gradient: Zero has those of orders above 0")
         if order not in self._norms:
             self._norms[order] = self._all_norms(order)
-        norms = self._norms[order] * self._window.multiplier()
+        norms = self._norms[order]
         number = next((n for n, slot in enumerate(self._slots) if slot is gradient), None)
         if number is not None:
             found = norms[number]
@@ -272,6 +272,7 @@ class ShownGradients:
         else:
             whole = torch.linalg.vector_norm(norms, order)
             found = whole if math.isinf(order) else whole * self._pieces ** (-1 / order)
+        found = found * self._window.multiplier()
         return found.to(gradient.device, dtype or found.dtype)
 
     def _all_norms(self, order: float) -> torch.Tensor:
