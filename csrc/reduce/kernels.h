@@ -196,14 +196,17 @@ void copy(const ReduceArgs& args) {
   reduce<Machine, Integer<Machine, uint8_t>, Or, 1>(rest);
 }
 
+/// Only a sum has code of its own for two sources: it is what calls spend their time in.
 template <class Machine, class E, class Op>
 void kernel(const ReduceArgs& args) {
-  const bool plain = args.scaled_source < 0 && args.divisor == 1;
-  if (args.n == 2 && plain) return reduce<Machine, E, Op, 2>(args);
-  if (args.n == 1 && (plain || !std::is_same_v<Op, Sum>)) {
+  const bool plain = !std::is_same_v<Op, Sum> || (args.scaled_source < 0 && args.divisor == 1);
+  if (args.n == 1 && plain) {
     ReduceArgs bytes = args;
     bytes.count *= E::kSize;
     return copy<Machine>(bytes);
+  }
+  if constexpr (std::is_same_v<Op, Sum>) {
+    if (args.n == 2 && plain) return reduce<Machine, E, Op, 2>(args);
   }
   reduce<Machine, E, Op, 0>(args);
 }
