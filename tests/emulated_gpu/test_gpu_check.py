@@ -118,7 +118,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(main, logs, monkeypat
 
 
 def test_parts_share_the_time_of_a_half(main, logs, monkeypatch, capsys):
-    monkeypatch.setattr(check, "SECONDS", 1.5)
+    monkeypatch.setenv("LIMIT", "1.5")
     monkeypatch.setattr(check, "LEAST", 0.7)
     assert main([part("long", "import time; time.sleep(60)"), part("late", "print(1)")]) == 1
     told = capsys.readouterr().out

@@ -121,7 +121,7 @@ std::byte* on_device(const Twins& twins, const std::byte* on_host) {
 
 class Stream {
  public:
-  static constexpr std::chrono::seconds kPatience{60};
+  static constexpr std::chrono::seconds kPatience{25};
 
   Stream() {
     ok(device().create_stream(&stream_), "making a stream");

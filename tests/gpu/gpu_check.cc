@@ -29,12 +29,14 @@ constexpr Mode kModes[] = {{"smoke", smoke},           {"kernels", kernels}, {"b
                            {"pull-speed", pull_speed}, {"nccl", nccl},       {"nccl-speed", nccl_speed}};
 
 /// Before anything opens the device. Virtual ranks need a hardware queue each, and no kernel loaded while another waits
-/// for it; under a sanitizer loading them all takes too long. Ranks share the device, which NCCL must be told.
+/// for it; under a sanitizer loading them all takes too long. Ranks share the device, which NCCL must be told. One thread
+/// launches all graphs, which can hang with NCCL's nodes for mixing them with other calls.
 void set_environment(const Options& options) {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   if (!options.few) ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  ::setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
 }
 
 int run(const Mode* chosen, const Options& options) {
