@@ -162,7 +162,7 @@ def optimizer_state(flats: list[FlatUnit], sharded: ShardedOptimizer) -> dict[st
     state: dict[str, Any] = {}
     for flat, own in _by_flat(sharded).items():
         for slot in flat.unit.slots:
-            holding = [piece for piece in own if _overlap(slot, piece)]
+            holding = [piece for piece in own if piece.has_of(slot)]
             if not holding:
                 continue
             state[slot.name] = {
@@ -178,14 +178,14 @@ def load_optimizer_state(loaded: dict[str, Any], sharded: ShardedOptimizer) -> N
     """Takes the states that are not elementwise. The elements themselves were loaded in place."""
     groups = loaded["param_groups"]
     for index, (saved, names) in enumerate(zip(groups, sharded.group_names, strict=True)):
-        if saved["params"] != names:
+        if sorted(saved["params"]) != names:
             apart = ", ".join(sorted(set(names) ^ set(saved["params"])))
             raise InvalidUsage(
                 f"parameter group {index} was saved with other parameters, so its options are not those of {apart}: "
                 "give Zero the options_of= that it was saved with"
             )
     for piece in sharded.pieces:
-        slot = next((slot for slot in piece.flat.unit.slots if _overlap(slot, piece)), None)
+        slot = next((slot for slot in piece.flat.unit.slots if piece.has_of(slot)), None)
         if slot is not None:
             mine = loaded["state"][slot.name]
             values = {key: mine[key] for key in sharded.other_states(piece)}
@@ -196,11 +196,6 @@ def load_optimizer_state(loaded: dict[str, Any], sharded: ShardedOptimizer) -> N
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
-
-
-def _overlap(slot: Slot, piece: Piece) -> bool:
-    begin = piece.flat.start
-    return max(slot.start, begin + piece.start) < min(slot.stop, begin + piece.stop)
 
 
 def _by_flat(sharded: ShardedOptimizer) -> dict[FlatUnit, list[Piece]]:

@@ -312,6 +312,8 @@ class Residency:
         """The unit whose gathered buffer a tensor is a view of."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or isinstance(value, Released):
             return None
+        if torch._is_zerotensor(value):  # forward-mode derivatives: no memory
+            return None
         return self._of_storage.get(storage_key(value))
 
     def _pack(self, tensor: torch.Tensor, outer: Any) -> Any:

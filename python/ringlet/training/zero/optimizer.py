@@ -7,6 +7,7 @@ piece is an fp32 master copy. After every update, the shard is rounded from it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from ringlet.training.reproducible import norms_over_ranks
 from .gradients import UnitGradient
 from .memory import MappedFiles
 from .options import Offload
-from .units import FlatUnit
+from .units import FlatUnit, Slot
 
 _OPTIM = torch.optim
 ELEMENTWISE = {
@@ -59,6 +60,11 @@ def refuse_if_not_elementwise(optimizer_class: Any, vouched: bool) -> None:
             f"{optimizer_class.__name__} is not known to update each element independently of its tensor "
             f"(known: {known}); pass elementwise=True if it does"
         )
+    if hasattr(optimizer_class, "train") and hasattr(optimizer_class, "eval"):
+        raise InvalidUsage(
+            f"{optimizer_class.__name__} changes parameters also outside of step(), in train() and eval(): Zero would "
+            "change this rank's shards alone"
+        )
 
 
 @dataclass(eq=False)
@@ -70,6 +76,11 @@ class Piece:
     stop: int
     tensor: torch.Tensor
     is_master: bool
+
+    def has_of(self, slot: Slot) -> bool:
+        """Whether it has elements of that parameter."""
+        begin = self.flat.start
+        return max(slot.start, begin + self.start) < min(slot.stop, begin + self.stop)
 
 
 class ShardedOptimizer:
@@ -100,8 +111,11 @@ class ShardedOptimizer:
         self.optimizer = make(list(groups.values()))
         slots = [slot for flat in flats for slot in flat.unit.slots]
         self.group_names = [sorted(s.name for s in slots if key_of(options[s.parameter]) == key) for key in groups]
-        self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
+        self._lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(packed(self.pieces, sub_group_elements, lambda piece: piece.stop - piece.start))
+        # States and groups' entries that were made to load into: the next update drops them.
+        self._made: list[Piece] = []
+        self._late: list[tuple[dict[str, Any], str]] = []
         self.scratch_peak_bytes = 0
         self.update: Callable[[], None] | None = None  # what the optimizer's step does while `step` calls it
         self._settle(self.pieces)
@@ -134,12 +148,11 @@ class ShardedOptimizer:
         for piece in self.pieces:
             waiting[piece.flat] += 1
             piece.tensor.grad = None
-        # What a group itself counts, such as its steps, is counted once: all sub-groups start from the same.
-        started = [dict(group) for group in self.optimizer.param_groups]
-        for sub_group in self.sub_groups:
-            for group, before in zip(self.optimizer.param_groups, started, strict=True):
-                group.clear()
-                group.update(before)
+        # What the optimizer itself counts, such as a group's steps, is counted once: all sub-groups start from the same.
+        started = self._counts()
+        for number, sub_group in enumerate(self.sub_groups):
+            if number > 0:
+                self._count_from(started)
             self._step(sub_group, gradients, factor)
             for piece in sub_group:
                 waiting[piece.flat] -= 1
@@ -165,9 +178,37 @@ class ShardedOptimizer:
         _step_without_hooks(self.optimizer)
         for piece in sub_group:
             piece.tensor.grad = None
+            part = piece.flat.shard[piece.start : piece.stop]
             if piece.is_master:
-                piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
+                part.copy_(piece.tensor)
+            elif piece.tensor.data_ptr() != part.data_ptr():  # the optimizer has given it other memory
+                part.copy_(piece.tensor)
+                piece.tensor.data = part
         self._settle(sub_group)
+
+    def _counts(self) -> tuple[list[dict[str, Any]], dict[str, Any], dict[Any, Any]]:
+        """What the optimizer keeps that is no piece's: in its groups, as numbers of its own, and in its state."""
+        groups = [dict(group) for group in self.optimizer.param_groups]
+        return groups, self._numbers(), copy.deepcopy(self._states_of_none())
+
+    def _count_from(self, started: tuple[list[dict[str, Any]], dict[str, Any], dict[Any, Any]]) -> None:
+        groups, numbers, states = started
+        for group, before in zip(self.optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(before)
+        for name in self._numbers():
+            delattr(self.optimizer, name)
+        vars(self.optimizer).update(numbers)
+        for key in self._states_of_none():
+            del self.optimizer.state[key]
+        self.optimizer.state.update(copy.deepcopy(states))
+
+    def _numbers(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.optimizer).items() if isinstance(value, int | float)}
+
+    def _states_of_none(self) -> dict[Any, Any]:
+        """The optimizer's states by keys that are not a piece."""
+        return {key: state for key, state in self.optimizer.state.items() if not isinstance(key, torch.Tensor)}
 
     def elementwise_states(self, piece: Piece) -> dict[str, torch.Tensor]:
         """The states of the piece's elements, each of the shape of `piece.tensor`."""
@@ -184,23 +225,65 @@ class ShardedOptimizer:
         return {k: v for k, v in state.items() if k not in self.elementwise_states(piece) and v is not None}
 
     def make_states(self) -> list[Piece]:
-        """Makes the states that a first step would make, as places to load into, for pieces without states. Returns
-        these pieces.
-
-        It works on zeros beside the pieces, so that no optimizer changes a piece.
-        """
+        """Makes the states that a first step would make, as places to load into, for pieces without states; so with
+        what a first step would add to groups. The next update drops them. Returns these pieces."""
         made = []
-        options = {id(tensor): group for group in self.optimizer.param_groups for tensor in group["params"]}
         for piece in self.pieces:
             if not self.optimizer.state.get(piece.tensor):
-                stand_in = torch.zeros_like(piece.tensor)
-                stand_in.grad = torch.zeros_like(stand_in)
-                other = self._make([{**options[id(piece.tensor)], "params": [stand_in]}])
-                _step_without_hooks(other)
-                self.optimizer.state[piece.tensor] = other.state[stand_in]
+                group = self._group_of(piece)
+                self.optimizer.state[piece.tensor], late = self._first_states(piece.tensor, group)
+                self._late += [(group, key) for key in late]
+                group.update(late)
                 made.append(piece)
                 self._settle([piece])
+        self._made += made
         return made
+
+    def keep_loaded(self, steps: int) -> None:
+        """What was made to load into has been loaded, after so many steps. A first step is to make states itself."""
+        self._made = [*self.pieces] if steps == 0 and self._lazy else []
+        if not self._made:
+            self._late = []
+
+    def drop_made(self) -> None:
+        for piece in self._made:
+            self.optimizer.state.pop(piece.tensor, None)
+        for group, key in self._late:
+            group.pop(key, None)
+        self._made, self._late = [], []
+
+    def refuse_unsaved(self) -> None:
+        """Raises InvalidUsage for states that a checkpoint of shards does not have, or that a Zero which loads it would
+        not ask for."""
+        for key in self._states_of_none():
+            _refuse_state(f"{key!r:.40}, of no parameter")
+        for piece in self.pieces:
+            state = {k: v for k, v in self.optimizer.state.get(piece.tensor, {}).items() if v is not None}
+            names = ", ".join(slot.name for slot in piece.flat.unit.slots if piece.has_of(slot))
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    if value.shape != piece.tensor.shape and value.numel() != 1:
+                        _refuse_state(f"{key!r} of {names}, a tensor of shape {list(value.shape)} for a part of "
+                                      f"{piece.tensor.numel()} elements")  # fmt: skip
+                elif not isinstance(value, int | float | complex | str):
+                    _refuse_state(f"{key!r} of {names}, a {type(value).__name__}")
+            if state:
+                first, _ = self._first_states(piece.tensor[:1], self._group_of(piece))
+                late = sorted(state.keys() - first.keys())
+                if late:
+                    _refuse_state(f"{late[0]!r} of {names}, which its first step does not make")
+
+    def _group_of(self, piece: Piece) -> dict[str, Any]:
+        return next(g for g in self.optimizer.param_groups if any(tensor is piece.tensor for tensor in g["params"]))
+
+    def _first_states(self, tensor: torch.Tensor, group: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a first step would make: the states of `tensor`, and what is new in the group. It works on zeros, so
+        that no optimizer changes a piece."""
+        stand_in = torch.zeros_like(tensor)
+        stand_in.grad = torch.zeros_like(stand_in)
+        other = self._make([{**group, "params": [stand_in]}])
+        _step_without_hooks(other)
+        return other.state[stand_in], {k: v for k, v in other.param_groups[0].items() if k not in group}
 
     @torch.no_grad()
     def take_written(self, pieces: Iterable[Piece]) -> None:
@@ -221,10 +304,6 @@ class ShardedOptimizer:
         for piece in self.pieces:
             if piece.is_master:
                 piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
-
-    def drop_states(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            self.optimizer.state.pop(piece.tensor, None)
 
     def layout_digest(self) -> str:
         """Of the elements of which parameters the pieces have: equal if their states are the same parameters'."""
@@ -267,6 +346,13 @@ def _step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     if getattr(own_step, "hooked", False):  # torch wraps it to run the hooks
         own_step = own_step.__wrapped__  # type: ignore[attr-defined]
     own_step(optimizer)
+
+
+def _refuse_state(what: str) -> NoReturn:
+    raise InvalidUsage(
+        f"state_dict(): the optimizer keeps {what}: a checkpoint has states that a first step makes, tensors of the "
+        "parameter's shape or of one element, numbers and strings"
+    )
 
 
 def key_of(options: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
 from .memory import MappedFiles, storage_bytes
-from .optimizer import OptionsBy, OptionsOf, Piece, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
+from .optimizer import OptionsBy, OptionsOf, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
 from .options import Offload, Options, offload_of, refuse_max_norm
 from .reduction import ShardReduction
 from .refusals import options_by_parameter, refuse_unsupported
@@ -132,7 +133,6 @@ class Zero(ShardReduction):
         for flat in flats:
             flat.initial = None
         super().__init__(module, options, traffic, flats, sharded, self._files[1], checks)
-        self._placeholders: list[Piece] = []  # whose states were made to load into
         patch_optimizer_step(sharded, traffic.rank, self.step, self._zero_grad_after_step)
         call_before_steps(self._shown)
         residency_hooks = [] if self._residency is None else self._residency.attach(module)
@@ -283,12 +283,17 @@ class Zero(ShardReduction):
                 f"state_dict() {self._window.told()}: a checkpoint has no gradients: save after a step() that updated, "
                 "call step(partial=True), which updates with these gradients, or zero_grad(), which drops them"
             )
+        self._sharded.refuse_unsaved()
         self._changes.follow()
         replicas.broadcast_buffers(self.module, self._traffic.group)
         self._sharded.take_written(self._sharded.pieces)
         made = self._sharded.make_states()
-        if self.steps == 0:
-            self._placeholders = self._placeholders or made
+        if self.steps and any(map(self._sharded.states, made)):
+            warnings.warn(
+                f"state_dict(): the optimizer has no states after {self.steps} steps: what is saved has those of a first "
+                "step without gradients. Training goes on without them",
+                stacklevel=2,
+            )
         return {
             "model": checkpoint.model_state(self.module, self._flats, self._sharded),
             "optimizer": checkpoint.optimizer_state(self._flats, self._sharded),
@@ -317,8 +322,7 @@ class Zero(ShardReduction):
                 )
             checkpoint.load_optimizer_state(state["optimizer"], self._sharded)
             self.steps = state["steps"]
-            # from before a first step, which is to make the states
-            self._placeholders = self._sharded.pieces if self.steps == 0 and self._sharded.lazy else []
+            self._sharded.keep_loaded(self.steps)
         finally:
             self._take_loaded()
 
@@ -391,9 +395,7 @@ class Zero(ShardReduction):
     def _update(self) -> None:
         if self._residency is not None:
             self._residency.before_update()
-        if self.steps == 0 and self._placeholders:
-            self._sharded.drop_states(self._placeholders)
-        self._placeholders = []
+        self._sharded.drop_made()
         gathers = []
         begun = done = False
 
