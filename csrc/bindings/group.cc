@@ -31,7 +31,6 @@ namespace {
 using std::chrono::milliseconds;
 
 void check_place(int rank, int world) {
-  check_cpu_kernels();  // raises for a wrong RINGLET_CPU_KERNELS before the first group is made
   if (world < 1 || rank < 0 || rank >= world) {
     throw InvalidUsage("rank " + std::to_string(rank) + " of world " + std::to_string(world) + " does not exist");
   }
@@ -55,6 +54,7 @@ std::shared_ptr<Communicator> make_joined(const c10::intrusive_ptr<c10d::Store>&
 
 std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {
   check_place(rank, world);
+  check_cpu_kernels();
   const GivenTable table = given_table();
   if (!table.problem.empty()) throw InvalidUsage(table.problem);
   Selector selector(table.text, table.origin);

@@ -3,13 +3,16 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <new>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/interrupts.h"
 #include "base/system_call.h"
 #include "bindings/gil.h"
+#include "reduce/level.h"
 
 namespace ringlet {
 namespace {
@@ -19,6 +22,12 @@ constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{200'000};
 constexpr int kPausesOfAWait = 16;
 
 [[noreturn]] void refuse(const std::string& what) {
+  for (const int limit : {EMFILE, ENFILE}) {  // of this process or host: of a FileStore each look opens a file
+    const std::string lack = std::generic_category().message(limit);
+    if (what.find(lack) != std::string::npos) {
+      throw ResourceError("the store that the ranks share: " + lack + "; raise ulimit -n, or close files");
+    }
+  }
   throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
                  "): the process that serves it, rank 0 or torchrun, may have ended");
 }
@@ -151,6 +160,7 @@ std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const
   TorchStore rendezvous(store);
   rendezvous.share_failures(name + "/failure");
   try {
+    check_cpu_kernels();
     return join(rendezvous, name, member, carrier, Deadline::after(timeout));
   } catch (const Error& error) {
     rendezvous.tell_failure(member.rank, error);

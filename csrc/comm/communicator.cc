@@ -35,6 +35,11 @@ class InUse {
     const Deadline deadline = Deadline::after(kTurn);
     while (busy_.exchange(true, std::memory_order_acquire)) {
       if (closed) refuse_closed("a call");
+      if (deadline.passed() && checking_interrupts()) {
+        throw InvalidUsage(
+            "a call in a signal handler that interrupts a call of the group: note the signal in the handler, and make "
+            "the call after that one");
+      }
       if (deadline.passed()) {
         throw InvalidUsage(
             "two threads call one group at the same time: give each thread a group of its own, or pass async_op=True");

@@ -12,30 +12,28 @@ import torch.distributed as dist
 from ringlet import _C, environment, leaving, log
 from ringlet.claim import Claim
 from ringlet.errors import InvalidUsage
-from ringlet.group import as_timedelta, default_transport, read_given
+from ringlet.group import as_timedelta, prepare
 from ringlet.group_key import rendezvous_key
 
 NAME = "ringlet"
 
 
 def _make(options: Any, pg_options: Any) -> _C.Backend:
-    algorithm, transport, max_ctas = "auto", default_transport(), 0
+    algorithm, given, max_ctas = "auto", None, 0
     if isinstance(pg_options, _C.BackendOptions):
         algorithm, max_ctas = pg_options.algorithm, pg_options.max_ctas
         _C.check_max_ctas(max_ctas)
-        transport = transport if pg_options.transport == "auto" else pg_options.transport
+        given = None if pg_options.transport == "auto" else pg_options.transport
     elif pg_options is not None:
         raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; pass ringlet.BackendOptions")
+    rank, world, timeout = options.group_rank, options.group_size, options.timeout
+    transport, began, wrong = prepare(rank, world, given)
     if transport == "threads":
         raise InvalidUsage(
             'transport "threads" works with ringlet.init() only; for this backend set auto, shared_memory or tcp'
         )
-    rank, world, timeout = options.group_rank, options.group_size, options.timeout
-    began = log.configure(rank, world)
-    read_given(rank)
-    key = rendezvous_key(
-        options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport, environment.job_of(world)), timeout
-    )
+    claim = Claim(rank, world, transport, environment.job_of(world))
+    key = rendezvous_key(options.store, f"ringlet/{options.group_id}", claim, timeout, wrong)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm, backend.max_ctas = algorithm, max_ctas
     return log.made(backend, began)

@@ -31,13 +31,14 @@ def _origin() -> list[str]:
 @dataclass(frozen=True)
 class Claim:
     """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown.
-    nameless: of a rank 0 that serves the store of a job that nothing names."""
+    nameless: of a rank 0 that serves the store of a job that nothing names. wrong: why it cannot join any group."""
 
     rank: int
     world: int
     transport: str
     job: str | None = None
     nameless: bool = False
+    wrong: str = ""
     version: str = field(default_factory=_version)
     process: str = field(default_factory=this_process)
     number: str = field(default_factory=lambda: secrets.token_hex(16))

@@ -8,6 +8,7 @@ import operator
 import os
 import pathlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Container, Sequence
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
 from ringlet.claim import Claim, peek
-from ringlet.errors import InvalidUsage, Timeout
+from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.group_key import rendezvous_key
 from ringlet.intruders import Intruders
 from ringlet.schedule.registry import load_given
@@ -257,13 +258,11 @@ def _joined_from(process_group: dist.ProcessGroup) -> Group:
     store = dist.distributed_c10d._get_process_group_store(process_group)
     rank, world = process_group.rank(), process_group.size()
     limit = process_group._get_backend(process_group._device_types[0]).options._timeout
-    transport = default_transport()
+    transport, began, wrong = prepare(rank, world)
     if transport == "threads":
         raise InvalidUsage("Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads")
-    began = log.configure(rank, world)
-    read_given(rank)
     name = f"of {process_group.group_name}"
-    key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit)
+    key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit, wrong)
     handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     made = Group(handle, name, store, dist.get_process_group_ranks(process_group), transport)
     made._process_group = process_group
@@ -331,19 +330,21 @@ def init(
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout, which names the missing ranks.
     """
     global _of_process
-    transport = default_transport() if transport is None else _checked(transport, "transport")
+    if transport is not None:
+        _checked(transport, "transport")
     if not isinstance(name, str):
         raise InvalidUsage(f"init: name is {name!r}; pass a string")
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
-    if (_of_thread.group if transport == "threads" else _of_process) is not None:
-        raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
     max_ctas = _ctas(max_ctas)
     rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
-    began = log.configure(rank, world)
-    read_given(rank)
+    transport, began, wrong = prepare(rank, world, transport)
+    if (_of_thread.group if transport == "threads" else _of_process) is not None:
+        raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
     if transport == "threads":
+        if wrong is not None:  # and on all, which have one environment
+            raise wrong
         handle = log.made(_C.Group.threads(name, rank, world, limit), began)
         handle.max_ctas = max_ctas
         _of_thread.group = Group(handle, name, None, range(world))
@@ -353,7 +354,7 @@ def init(
     if store is None:
         store = from_environment(rank, world, limit)
         nameless = job is None and rank == 0 and world > 1 and serves()
-    key = _met(store, name, Claim(rank, world, transport, job, nameless), limit)
+    key = _met(store, name, Claim(rank, world, transport, job, nameless), limit, wrong)
     handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     handle.max_ctas = max_ctas
     group = Group(handle, name, store, range(world), transport)
@@ -445,7 +446,8 @@ def new_group(
 def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> _C.Group:
     """The handle of a group of some ranks of `parent`."""
     place, world = members.index(parent.rank), len(members)
-    began = log.configure(place, world)
+    log.configure(place, world)
+    began = time.monotonic()
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
         return log.made(_C.Group.threads(title, place, world, limit), began)
@@ -468,22 +470,32 @@ def _patience(patience: timedelta | float) -> timedelta:
         raise InvalidUsage(f"close: patience must be seconds from 0 on or a timedelta, got {patience!r}") from None
 
 
-def read_given(rank: int) -> None:
-    """Registers the algorithms that the environment names. On rank 0, warns if the default table of rules cannot be
-    used; groups then use the built-in rules."""
-    load_given()
+def prepare(rank: int, world: int, transport: str | None = None) -> tuple[str, float, Error | None]:
+    """Takes from the environment what it gives a group: the log, algorithms, and the transport if none is given. On
+    rank 0, warns if the default table of rules cannot be used; groups then use the built-in rules.
+
+    Returns the transport, the time, for `log.made`, and what is wrong with the environment: the rendezvous raises it on
+    all ranks."""
+    wrong: Error | None = None
+    try:
+        log.configure(rank, world)
+        load_given()
+        transport = transport or default_transport()
+    except Error as error:
+        wrong = error
     if rank == 0 and (warning := _C.table_warning()):
         warnings.warn(warning, stacklevel=3)
+    return transport or "auto", time.monotonic(), wrong
 
 
-def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
+def _met(store: Store, name: str, claim: Claim, timeout: timedelta, wrong: Error | None) -> str:
     """The key of the default group. If ranks are missing, looks for them under other names, or in a group of another
     world that is made already."""
     with asked():
         store.set(f"ringlet/name/{claim.rank}", name)
         store.set(f"ringlet/world/{claim.rank}", str(claim.world))
     try:
-        return rendezvous_key(store, f"ringlet/{name}", claim, timeout)
+        return rendezvous_key(store, f"ringlet/{name}", claim, timeout, wrong)
     except Timeout as late:
         with asked():
             names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}

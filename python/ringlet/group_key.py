@@ -18,6 +18,7 @@ Rank 0 waits a second for it before the first group is made. Later it is refused
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 import time
@@ -25,7 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ringlet.claim import Claim, claim_from, peek
-from ringlet.errors import InvalidUsage, Timeout
+from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.interruptible import wait_for_key
 from ringlet.intruders import APART, LATE_S, too_late
 from ringlet.store import SECOND_RANK_0, asked
@@ -36,23 +37,40 @@ if TYPE_CHECKING:
 _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
 _LOOK_EVERY_S = 0.1  # at whether another process has taken this rank
 _REFUSED_S = 2.0  # after a refusal, for the other ranks to come and hear of it
+_TOLD_S = 10.0  # for the other ranks to come and hear what is wrong with this one
 _SETTLE_S = 1.0  # before the first group of a job that nothing names, for ranks of another job to come
 _KEY, _REFUSAL = "=", "!"  # what an answer begins with
 
 
-def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
+def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wrong: Error | None = None) -> str:
     """The key of this rank's next rendezvous of that name.
 
     Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, if they say
     different things; Timeout naming the ranks that did not come; PeerLost if the store is gone.
+
+    wrong: why this rank cannot join. It raises that, the other ranks that come within seconds InvalidUsage with its
+    text.
     """
     if not 0 <= claim.rank < claim.world:
         raise InvalidUsage(f"rank {claim.rank} of world {claim.world} does not exist")
-    if claim.world == 1:
-        return f"{name}/{claim.number}"
+    if wrong is not None:
+        timeout = min(timeout, timedelta(seconds=_TOLD_S))
+        claim = dataclasses.replace(claim, wrong=f"rank {claim.rank} reported: {wrong}")
     until = time.monotonic() + timeout.total_seconds()
-    with asked():
-        return _Lead(store, name, claim).key(until) if claim.rank == 0 else _follow(store, name, claim, until)
+    try:
+        if claim.world == 1:
+            key = f"{name}/{claim.number}"
+        else:
+            with asked():
+                lead = claim.rank == 0
+                key = _Lead(store, name, claim).key(until) if lead else _follow(store, name, claim, until)
+    except Error:
+        if wrong is None:
+            raise
+        raise wrong from None
+    if wrong is not None:
+        raise wrong
+    return key
 
 
 def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
@@ -205,8 +223,12 @@ class _Lead:
 
 def _difference(lead: Claim, theirs: Claim | None) -> str:
     """Why two ranks cannot be in one group; empty if they can."""
+    if lead.wrong:
+        return lead.wrong
     if theirs is None:
         return f"a rank runs another version of ringlet than rank 0, {lead.version}: install the same on all hosts"
+    if theirs.wrong:
+        return theirs.wrong
     for said, mine, other in (
         ("runs ringlet", lead.version, theirs.version),
         ("says world", lead.world, theirs.world),

@@ -14,8 +14,8 @@ from ringlet import _C
 _introduced = 0  # the process that told what it is
 
 
-def configure(rank: int, world: int) -> float:
-    """Before a group is made: takes the level from the environment. Returns the time, for `made`.
+def configure(rank: int, world: int) -> None:
+    """Before a group is made: takes the level from the environment.
 
     Raises InvalidUsage for a RINGLET_LOG that is no level, ResourceError for a RINGLET_LOG_FILE that cannot be written.
     """
@@ -25,7 +25,6 @@ def configure(rank: int, world: int) -> float:
     if _introduced != os.getpid() and _C.logs("info"):
         _introduced = os.getpid()
         info(_introduction(), rank, world)
-    return time.monotonic()
 
 
 def keep_standard_descriptors() -> None:
@@ -39,7 +38,7 @@ def keep_standard_descriptors() -> None:
 
 
 def made(group: Any, began: float) -> Any:
-    """Logs that a group (or backend) is made, and returns it. began: the result of `configure`."""
+    """Logs that a group (or backend) is made, and returns it. began: when that began."""
     group.tell_made(time.monotonic() - began)
     return group
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -124,13 +125,19 @@ def _check_owner(store: Store, job: str, where: str) -> None:
 
 @contextlib.contextmanager
 def asked() -> Iterator[None]:
-    """What a store raises inside becomes PeerLost: the process that serves it is gone."""
+    """What a store raises inside becomes PeerLost: the process that serves it is gone. Or it is ResourceError: each look
+    into a FileStore opens a file."""
     try:
         yield
     except Error:
         raise
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
+        for lack in (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)):
+            if lack in reason:
+                raise ResourceError(
+                    f"the store that the ranks share: {lack}; raise ulimit -n, or close files"
+                ) from error
         raise PeerLost(
             f"the store that the ranks share does not answer ({reason}): the process that serves it, rank 0 "
             "or torchrun, may have ended"

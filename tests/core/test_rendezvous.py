@@ -441,6 +441,51 @@ def test_a_rank_without_descriptors_says_so_to_all(pool, transport, poor):
             assert all(f"rank {poor} reported: " in one for rank, one in enumerate(told) if rank != poor), told
 
 
+WRONG = {
+    "RINGLET_TRANSPORT": ("TCP", "InvalidUsage: RINGLET_TRANSPORT must be one of"),
+    "RINGLET_LOG": ("loud", 'InvalidUsage: RINGLET_LOG="loud" is not one of'),
+    "RINGLET_LOG_FILE": ("/nonexistent/log", "ResourceError: RINGLET_LOG_FILE=/nonexistent/log"),
+    "RINGLET_ALGORITHMS": ("/nonexistent.py", "InvalidUsage: RINGLET_ALGORITHMS: "),
+    "RINGLET_CPU_KERNELS": ("nope", 'InvalidUsage: RINGLET_CPU_KERNELS="nope" is not one of'),
+}
+
+
+def with_a_wrong_variable(rank, world, port):
+    """What ranks say if one of them has a wrong variable: by who that is, the variable, and how they join."""
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0, timedelta(seconds=20))
+    said = {}
+    for poor, name in itertools.product(range(world), WRONG):
+        value, _ = WRONG[name]
+        wrong = {name: value, **({"RINGLET_LOG": "warning"} if name == "RINGLET_LOG_FILE" else {})}
+        for way in ("init", "backend"):
+            place = dist.PrefixStore(f"{poor} {name} {way}", store)
+            with variables(**wrong if rank == poor else {}):
+                if way == "init":
+                    act = functools.partial(ringlet.init, rank, world, place, timeout=20)
+                else:
+                    given = {"store": place, "rank": rank, "world_size": world, "timeout": timedelta(seconds=20)}
+                    act = functools.partial(dist.init_process_group, "ringlet", **given)
+                began = time.monotonic()
+                said[poor, name, way] = error_of(act, "nothing"), time.monotonic() - began
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            store.set(f"{poor} {name} {way} {rank}", "")
+            store.wait([f"{poor} {name} {way} {other}" for other in range(world)])
+    return said
+
+
+def test_all_ranks_hear_of_a_wrong_variable(pool):
+    each = pool.values(with_a_wrong_variable, 3, free_ports(1)[0], join="nothing")
+    for case in each[0]:
+        poor, name, _ = case
+        told = [said[case] for said in each]
+        _, text = WRONG[name]
+        assert told[poor][0].startswith(text), (case, told)
+        reported = f"rank {poor} reported: {text.split(': ', 1)[1]}"
+        assert all(reported in one for rank, (one, _) in enumerate(told) if rank != poor), (case, told)
+        assert all(seconds < 10 for _, seconds in told), (case, told)
+
+
 def slurm(job: str, rank: int) -> dict[str, str]:
     given = {"JOB_ID": job, "STEP_ID": "0", "PROCID": str(rank), "STEP_NUM_TASKS": "2", "LOCALID": str(rank)}
     given |= {"STEP_NODELIST": "localhost", "STEP_NUM_NODES": "1"}
