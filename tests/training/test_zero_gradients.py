@@ -1,5 +1,6 @@
 """What `.grad` shows under Zero: torch's functions clip it, and what a program does to it is what the update takes."""
 
+import contextlib
 import copy
 from unittest import mock
 
@@ -320,13 +321,20 @@ def test_an_update_after_which_a_hook_raises_is_over(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-@on("two")
-@pytest.mark.parametrize("hook", ["no hook", "a hook"])
-def test_an_update_whose_gathers_raise_is_over(rank, world, hook):
-    """All are waited for, as they write parameters. What a hook behind it has raised comes first."""
+class RaisesLate(torch.optim.SGD):
+    calls = 0
 
-    def refuse(*_):
-        raise KeyError
+    def step(self, closure=None):
+        type(self).calls += 1
+        if self.calls == 3:
+            raise KeyError
+        super().step()
+
+
+@on("two")
+@pytest.mark.parametrize("cls", [torch.optim.SGD, RaisesLate])
+def test_an_update_whose_gathers_raise_is_over(rank, world, cls):
+    """All are waited for, as they write parameters. What the optimizer has raised comes first."""
 
     def late(self):
         wait(self)
@@ -335,19 +343,76 @@ def test_an_update_whose_gathers_raise_is_over(rank, world, hook):
 
     wait = Pending.wait
     for stage in STAGES:
-        zero = zero_of(make(), torch.optim.SGD, stage, lr=RATE, persistence_elements=1 << 20)
+        limits = {"persistence_elements": 1 << 20, "sub_group_elements": 700, "bucket_elements": 700}
+        zero = zero_of(make(), cls, stage, lr=RATE, elementwise=True, **limits)
         backward_of(zero, rank)
         again = zero.module.head.weight.square().sum()
-        if hook == "a hook":
-            zero.optimizer.register_step_post_hook(refuse)
-        first = KeyError if hook == "a hook" else ringlet.Timeout
-        waited = []
+        first = ringlet.Timeout if cls is torch.optim.SGD else KeyError
+        waited, RaisesLate.calls = [], 0
         with mock.patch.object(Pending, "wait", late), pytest.raises(first):
             zero.step()
         assert zero.steps == 1 and len(waited) > 1
         refused(r"step\(\) without a backward", zero.step)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             again.backward()
+
+
+@on("two")
+def test_hooks_after_an_update_find_its_parameters(rank, world):
+    """As hooks that average weights do; and what is wrapped around `step` runs once."""
+    alone = make()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=RATE)
+    for stage in STAGES:
+        zero = zero_of(make(), torch.optim.SGD, stage, lr=RATE)
+        seen, saved, calls = [], [], []
+
+        def after(*_, zero=zero, seen=seen, saved=saved):
+            with zero.gathered():
+                seen.append([p.detach().clone() for p in zero.module.parameters()])
+            if zero.steps == 2:
+                saved.append(zero.state_dict()["steps"])
+                raise KeyError
+
+        def wrapped(*args, inner=zero.optimizer.step, calls=calls):
+            calls.append(zero.steps)
+            return inner(*args)
+
+        zero.optimizer.register_step_post_hook(after)
+        zero.optimizer.step = wrapped
+        alone.load_state_dict(make().state_dict())
+        for step, call in enumerate((zero.step, zero.optimizer.step)):
+            backward_of(zero, rank, step)
+            with pytest.raises(KeyError) if step == 1 else contextlib.nullcontext():
+                call()
+            train_alone(alone, world, 1, optimizer=optimizer, first=step)
+            for ours, theirs in zip(seen[step], alone.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs.detach(), **ROUNDING)
+        assert saved == [2] and calls == [0, 1]
+        refused(r"step\(\) without a backward", zero.step)
+
+
+@on("two")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_written_into_the_optimizers_own_tensors(rank, world, dtype):
+    """Counts in an update. After it, the module's parameters would not follow."""
+
+    def halve(zero):
+        with torch.no_grad():
+            for group in zero.optimizer.param_groups:
+                torch._foreach_mul_(group["params"], 0.5)
+
+    for stage in STAGES:
+        zero = zero_of(
+            make(torch.float32 if dtype.itemsize < 4 else dtype), stage=stage, dtype=dtype, lr=0.0, weight_decay=0.0
+        )
+        before = parameters_of(zero)
+        backward_of(zero, rank)
+        halve(zero)
+        zero.step()
+        for name, value in parameters_of(zero).items():
+            torch.testing.assert_close(value, before[name] / 2)
+        halve(zero)
+        refused("the parameters of zero.optimizer.* were written outside of a step", backward_of, zero, rank)
 
 
 class CountsInItsGroup(torch.optim.SGD):

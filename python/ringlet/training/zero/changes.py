@@ -21,6 +21,7 @@ from ringlet.training.refusals import wrapped
 from ringlet.training.replicas import broadcast_tensors
 
 from .gather import Residency
+from .optimizer import Piece
 from .traffic import Traffic
 from .units import FlatUnit, Slot
 
@@ -38,8 +39,15 @@ class Changes:
     `follow` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
     """
 
-    def __init__(self, module: nn.Module, flats: list[FlatUnit], residency: Residency | None, traffic: Traffic) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        flats: list[FlatUnit],
+        pieces: list[Piece],
+        residency: Residency | None,
+        traffic: Traffic,
+    ) -> None:
+        self._module, self._pieces = module, pieces
         self._residency, self._traffic = residency, traffic
         self._places = {slot.parameter: (flat, slot) for flat in flats for slot in flat.unit.slots}
         self._trained = [(s.name, s.parameter) for flat in flats if flat.unit.trainable for s in flat.unit.slots]
@@ -52,6 +60,18 @@ class Changes:
     def renew(self) -> None:
         """Records the current values of the parameters as known."""
         self._versions = list(map(_version_of, self._whole))
+        for piece in self._pieces:
+            piece.know()
+
+    def refuse_owned(self) -> None:
+        """Call it before a forward that trains: for what was written into the optimizer's own tensors, this rank's
+        parts, since the parameters have been those of all ranks."""
+        if any(piece.written for piece in self._pieces) and not self._gathering:
+            self._watch.refuse(
+                "the parameters of zero.optimizer, which are this rank's parts, were written outside of a step, and the "
+                "module's would keep the old values: write them between a backward and its step(), or write the "
+                "module's parameters, on every rank or inside gathered()"
+            )
 
     def follow(self) -> None:
         """Call it before a forward that trains, an update and a checkpoint. Collective if values have changed."""

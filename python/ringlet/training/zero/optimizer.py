@@ -69,13 +69,23 @@ def refuse_if_not_elementwise(optimizer_class: Any, vouched: bool) -> None:
 
 @dataclass(eq=False)
 class Piece:
-    """Elements [start, stop) of a unit's shard, which the optimizer updates as `tensor`: a view of it, or a master."""
+    """Elements [start, stop) of a unit's shard, which the optimizer updates as `tensor`: a view of it, or a master.
+
+    `version`: of `tensor`, when its values were last known to Zero; another one shows that the program wrote them."""
 
     flat: FlatUnit
     start: int
     stop: int
     tensor: torch.Tensor
     is_master: bool
+    version: int = 0
+
+    @property
+    def written(self) -> bool:
+        return self.tensor._version != self.version
+
+    def know(self) -> None:
+        self.version = self.tensor._version
 
     def has_of(self, slot: Slot) -> bool:
         """Whether it has elements of that parameter."""
@@ -118,32 +128,34 @@ class ShardedOptimizer:
         self._late: list[tuple[dict[str, Any], str]] = []
         self.scratch_peak_bytes = 0
         self.update: Callable[[], None] | None = None  # what the optimizer's step does while `step` calls it
+        self.called = False  # its `step` was called by the program, and not by the Zero's
         self._settle(self.pieces)
+
+    def between_hooks(self, update: Callable[[], None]) -> None:
+        """Calls `update` between the optimizer's hooks; once through what programs have wrapped its `step` in."""
+        assert self.update is None
+        self.update = update
+        try:
+            if self.called:
+                self.run()
+            else:
+                self.optimizer.step()
+        finally:
+            self.update = None
+
+    def run(self) -> None:
+        assert self.update is not None
+        update = self.update
+        torch.optim.Optimizer.profile_hook_step(lambda *_: update())(self.optimizer)  # which runs hooks
 
     def step(
         self,
         gradients: dict[FlatUnit, UnitGradient],
-        prepare: Callable[[], float | torch.Tensor | None],
+        factor: float | torch.Tensor | None,
         done: Callable[[FlatUnit], None],
     ) -> None:
-        """Updates all pieces with their gradients times the factor that `prepare` returns, a sub-group at a time; calls
-        `done` for units as they are done, their shards up to date. Hooks of the optimizer run once, before and after
-        all of it."""
-        assert self.update is None
-        self.update = functools.partial(self._update, gradients, prepare, done)
-        try:
-            self.optimizer.step()
-        finally:
-            self.update = None
-
-    @torch.no_grad()
-    def _update(
-        self,
-        gradients: dict[FlatUnit, UnitGradient],
-        prepare: Callable[[], float | torch.Tensor | None],
-        done: Callable[[FlatUnit], None],
-    ) -> None:
-        factor = prepare()
+        """Updates all pieces with their gradients times the factor, a sub-group at a time; calls `done` for units as
+        they are done, their shards up to date."""
         waiting = {flat: 0 for flat in gradients}
         for piece in self.pieces:
             waiting[piece.flat] += 1
@@ -288,15 +300,17 @@ class ShardedOptimizer:
     @torch.no_grad()
     def take_written(self, pieces: Iterable[Piece]) -> None:
         """Updates masters if others than the optimizer have written into their shards. A master takes an element that
-        differs from the master's rounded value. All other elements keep their full precision."""
+        differs from the master's rounded value. All other elements keep their full precision, and so does a master that
+        was itself written."""
         for piece in pieces:
-            if not piece.is_master:
+            if not piece.is_master or piece.written:
                 continue
             master = piece.tensor
             shard = piece.flat.shard[piece.start : piece.stop].to(master.device)
             rounded = master.to(shard.dtype)
             if not torch.equal(shard, rounded):
                 master.copy_(torch.where(shard == rounded, master, shard.to(master.dtype)))
+                piece.know()
 
     @torch.no_grad()
     def round_masters(self) -> None:

@@ -73,7 +73,7 @@ class ShardReduction(Trainer[ZeroBackward]):
         self._window = ZeroWindow(options, self._units, traffic)
         self._shown = ShownGradients(self._units, sharded, traffic.group, self._window)
         self._clock = Clock(traffic)
-        self._changes = Changes(module, flats, self._residency, traffic)
+        self._changes = Changes(module, flats, sharded.pieces, self._residency, traffic)
 
     def _add_unit(self, flat: FlatUnit) -> None:
         options, unit, group = self.options, flat.unit, self._traffic.group
@@ -110,6 +110,7 @@ class ShardReduction(Trainer[ZeroBackward]):
             if self._checks is not None:
                 self._checks.before_forward()
             self._changes.follow()
+            self._changes.refuse_owned()
         self._clock.start("forward")
         if self._residency is not None:
             self._residency.begin_forward()

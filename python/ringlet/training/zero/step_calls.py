@@ -30,14 +30,17 @@ def patch_optimizer_step(
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if sharded.update is not None:
-            update = sharded.update
-            return torch.optim.Optimizer.profile_hook_step(lambda *_: update())(self)  # which runs hooks
+            return sharded.run()
         _refuse_scaled(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        zero_step()
+        sharded.called = True
+        try:
+            zero_step()
+        finally:
+            sharded.called = False
         return loss
 
     def drop(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

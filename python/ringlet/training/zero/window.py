@@ -13,7 +13,7 @@ from .traffic import Traffic
 
 class ZeroWindow(Window):
     """`stepped_at`: how many micro-batches there were at the latest step(). `factor`: of clipping. `updating`: the
-    window ends now, also if it is not full."""
+    window ends now, also if it is not full. `spent`: an update has taken the gradients."""
 
     def __init__(self, options: Options, units: list[UnitGradient], traffic: Traffic) -> None:
         super().__init__(options.accumulate, traffic.group, units[0].flat.unit.device)
@@ -25,7 +25,7 @@ class ZeroWindow(Window):
         self.seen = self.stepped_at = 0
         self.factor: torch.Tensor | None = None
         self._folded = False
-        self.updating = False
+        self.updating = self.spent = False
 
     @property
     def full(self) -> bool:

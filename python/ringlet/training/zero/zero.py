@@ -278,7 +278,7 @@ class Zero(ShardReduction):
         by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
         self._changes.refuse_gathered("state_dict()")
-        if self._window.seen:
+        if self._window.seen and not self._window.spent:
             raise InvalidUsage(
                 f"state_dict() {self._window.told()}: a checkpoint has no gradients: save after a step() that updated, "
                 "call step(partial=True), which updates with these gradients, or zero_grad(), which drops them"
@@ -287,6 +287,7 @@ class Zero(ShardReduction):
         self._changes.follow()
         replicas.broadcast_buffers(self.module, self._traffic.group)
         self._sharded.take_written(self._sharded.pieces)
+        self._changes.renew()
         made = self._sharded.make_states()
         if self.steps and any(map(self._sharded.states, made)):
             warnings.warn(
@@ -396,35 +397,37 @@ class Zero(ShardReduction):
         if self._residency is not None:
             self._residency.before_update()
         self._sharded.drop_made()
-        gathers = []
-        begun = done = False
+        self._window.updating = True
+        try:
+            self._sharded.between_hooks(self._update_parameters)
+        finally:
+            self._window.updating = False
+            if self._window.spent:  # also if something raised since
+                self._begin_window()
 
-        def prepare() -> float | torch.Tensor | None:
-            """Takes what hooks on the optimizer have done. Returns the factor of the shards' values."""
-            nonlocal begun
-            self._take_exchanged()
-            begun = True
-            multiplier = self._window.multiplier()
-            return multiplier if isinstance(multiplier, torch.Tensor) or multiplier != 1.0 else None
+    def _update_parameters(self) -> None:
+        """With what hooks before it have left of the gradients; hooks after it find the parameters up to date."""
+        self._take_exchanged()
+        multiplier = self._window.multiplier()
+        factor = multiplier if isinstance(multiplier, torch.Tensor) or multiplier != 1.0 else None
+        gathers = []
+        done = False
 
         def gather(flat: FlatUnit) -> None:
             if flat.whole is not None:
                 gathers.append(self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label))
 
-        self._window.updating = True
+        self._window.spent = True
         try:
-            self._sharded.step({u.flat: u for u in self._units}, prepare, gather)
+            self._sharded.step({u.flat: u for u in self._units}, factor, gather)
             done = True
         finally:
-            self._window.updating = False
-            if begun:  # whatever raises since: the gradients are used up
-                self.steps += 1
-                self._mark_changed()
-                self._begin_window()
-                first_counts = contextlib.nullcontext() if done else contextlib.suppress(Exception)
-                with first_counts, contextlib.ExitStack() as waits:  # for all, also if Ctrl-C ends one
-                    for pending in gathers:
-                        waits.callback(pending.wait)
+            self.steps += 1
+            first_counts = contextlib.nullcontext() if done else contextlib.suppress(Exception)
+            with first_counts, contextlib.ExitStack() as waits:  # for all, also if Ctrl-C ends one
+                waits.callback(self._mark_changed)
+                for pending in gathers:
+                    waits.callback(pending.wait)
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
