@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "bindings/arguments.h"
 #include "bindings/gil.h"
-#include "bindings/profiled.h"
 #include "engine/selector.h"
 
 namespace ringlet {
@@ -119,17 +118,13 @@ C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
   }
   for (const Issue::Step& step : issue.steps) check_on_host(step.call);
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, std::move(issue.results), issue.inputs);
-  const auto profiled =
-      profiling() ? std::make_shared<Profiled>(nullptr, Tensors{}) : nullptr;  // the handle's is around
-  for (Issue::Step& step : issue.steps) step.call.observer = profiled.get();
+  for (Issue::Step& step : issue.steps) step.call.observer = handle->profiled();
   if (!issue.async) {
     issue.run(*group_);
-    if (profiled) profiled->end();
     handle->complete(nullptr);
     return handle;
   }
   auto work = static_cast<ringlet::Issue&&>(issue).start(*group_);
-  if (profiled) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   C10dWork::follow(handle, std::move(work));
   return remember(std::move(handle));
 }

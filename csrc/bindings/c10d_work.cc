@@ -14,7 +14,8 @@ namespace ringlet {
 
 C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs,
                    const std::vector<at::Tensor>& profiled, std::optional<c10::Device> device)
-    : c10d::Work(rank, title.type, title.text, profiled),
+    : c10d::Work(rank, title.type),
+      profiled_(title.text != nullptr && profiling() ? std::make_unique<Profiled>(title.text, profiled) : nullptr),
       outputs_(std::move(outputs)),
       device_(device),
       sequence_(title.sequence),
@@ -58,7 +59,7 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& 
   }
   self->done_ = enqueued.done;
   self->work_ = enqueued.work;
-  self->work_->then([self](std::exception_ptr error) { self->finish(error); });
+  self->work_->then([self](std::exception_ptr error) { self->ended(error); });
 }
 
 void C10dWork::assist(const Deadline& deadline) {
@@ -78,8 +79,13 @@ int C10dWork::sourceRank() const {
   return request->peer();
 }
 
-void C10dWork::complete(std::exception_ptr error) {
+void C10dWork::ended(std::exception_ptr error) {
+  if (profiled_) profiled_->end();
   finish(error);
+}
+
+void C10dWork::complete(std::exception_ptr error) {
+  ended(error);
   if (error) {
     future_->setError(error);
   } else {

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "bindings/on_device.h"
+#include "bindings/profiled.h"
 #include "engine/work.h"
 
 namespace ringlet {
@@ -29,6 +30,9 @@ class C10dWork final : public c10d::Work {
   /// Follows calls on a device. The Future is ready for streams at once; the handle completes when the device is done.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& enqueued);
   void complete(std::exception_ptr error);
+  /// What profilers see of the call; null if none runs. torch's own event for a handle would also end when the profiler
+  /// has stopped.
+  Profiled* profiled() const { return profiled_.get(); }
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
@@ -42,10 +46,12 @@ class C10dWork final : public c10d::Work {
   int sourceRank() const override;
 
  private:
+  void ended(std::exception_ptr error);
   void assist(const Deadline& deadline);
   void expect_outside_waiter();
   bool wait_on_device(std::chrono::milliseconds timeout);
 
+  std::unique_ptr<Profiled> profiled_;
   std::vector<at::Tensor> outputs_;
   std::optional<c10::Device> device_;
   uint64_t sequence_;

@@ -1,6 +1,9 @@
 // The events of a call for torch.profiler: one for the whole call, and inside it one with the algorithm's name, which
 // begins when the ranks have agreed. The time between the two starts is the wait for late ranks.
 //
+// A call may complete after the profiler has stopped and freed what it recorded. Its events then do not end: torch would
+// write into that memory.
+//
 // Contract: if no profiler runs, profile() only asks torch and returns null. The first event belongs to the thread that
 // makes the call, the second to the thread that runs it.
 // Thread safety: the two threads may differ; they share no state here.
@@ -11,7 +14,6 @@
 #include <ATen/record_function.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "engine/call.h"
@@ -20,7 +22,7 @@ namespace ringlet {
 
 class Profiled final : public CallObserver {
  public:
-  /// `title`: the name of the call's event; null if another object records that event. `tensors`: for their shapes.
+  /// `title`: the name of the call's event. `tensors`: for their shapes.
   Profiled(const char* title, const std::vector<at::Tensor>& tensors);
   ~Profiled() { end(); }
   Profiled(const Profiled&) = delete;
@@ -30,8 +32,11 @@ class Profiled final : public CallObserver {
   void end();
 
  private:
+  using Event = std::unique_ptr<at::RecordFunction>;
+  void end(Event& event);
+
   const at::ThreadLocalState maker_;  // the profiler belongs to the thread that makes the call
-  std::optional<at::RecordFunction> call_, carried_out_;
+  Event call_, carried_out_;
 };
 
 /// Observes `call` from now on; null if no profiler runs.

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from programs import until
+from programs import printed, until
 from ranks import on, on_host
 
 LINE = re.compile(
@@ -216,6 +217,43 @@ def test_calls_of_torch_distributed_are_in_a_trace(rank, world, folder):
     names = [event["name"] for event in ringlets_events(profiler, f"{folder}/{rank}.json")]
     assert names.count("ringlet:all_reduce") == 2
     assert sum(name.endswith(", staged") for name in names) == 2, names
+
+
+LATE = """
+import sys, torch, ringlet, torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+dist.init_process_group("ringlet")
+group = ringlet.Group.of(dist.group.WORLD)
+
+def call(way):
+    return way(torch.ones(4), async_op=True)
+
+def ours(tensor, async_op):
+    return ringlet.all_reduce(tensor, group=group, async_op=async_op)
+
+def message(tensor, async_op):
+    return dist.isend(tensor, 1) if dist.get_rank() == 0 else dist.irecv(tensor, 0)
+
+for way in (dist.all_reduce, ours, message) * 3:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        works = [call(way) for _ in range(20)] if dist.get_rank() == 0 else []
+    assert len(profiler.events()) > 0 or dist.get_rank() == 1
+    del profiler
+    others = [torch.ones(k) for k in range(300)]
+    ringlet.monitored_barrier()
+    works += [call(way) for _ in range(20)] if dist.get_rank() == 1 else []
+    for work in works:
+        work.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_calls_that_complete_after_the_profiler_has_stopped(tmp_path):
+    """torch has freed what it recorded. MALLOC_PERTURB_ fills freed memory."""
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    printed(sys.executable, "-m", "ringlet", "run", "-n", 2, program, env=os.environ | {"MALLOC_PERTURB_": "165"})
 
 
 # --- reducers
