@@ -219,6 +219,8 @@ class Health {
       forget_wait(peer);
   }
 
+  /// Looks for reports. Before a call from time to time: one that waits for nobody, as a root's, hears of none.
+  void look() { carrier_.poll(Look::reports); }
   /// Before a call: throws what ended the group, or what a peer has reported since the last call.
   void enter_call() {
     if (state() != State::healthy) [[unlikely]]

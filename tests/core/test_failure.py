@@ -233,6 +233,35 @@ def test_a_stopped_rank_is_waited_for_as_long_as_the_timeout_says(pool):
     pool.values(stopped_before_it_is_called, 2, join="tcp")
 
 
+@on(2, *TRANSPORTS)
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_late_rank_hears_of_the_failure(rank, world, folder, warm):
+    """Also in calls that wait for nobody: a root's, and messages that a pipe has room for."""
+    for what in ("broadcast", "reduce", "send"):
+        group = ringlet.new_group([0, 1])
+        if warm:
+            ringlet.broadcast(torch.ones(3), 1, group=group)
+        mark = f"{folder}/{what}"
+        if rank == 0:
+            with pytest.raises(ringlet.Timeout):
+                ringlet.broadcast(torch.ones(3), 1, group=group, timeout=0.2)
+            open(mark, "w").close()
+            ringlet.barrier()
+        else:
+            while not os.path.exists(mark):
+                time.sleep(0.01)
+            time.sleep(0.05)
+            calls = {
+                "broadcast": lambda group=group: ringlet.broadcast(torch.ones(3), 1, group=group),
+                "reduce": lambda group=group: ringlet.reduce(torch.ones(3), root=0, group=group),
+                "send": lambda group=group: [ringlet.send(torch.ones(3), 0, group=group) for _ in range(50)],
+            }
+            with pytest.raises(ringlet.Timeout, match="rank 0 reported: rank 0 of 2 in broadcast"):
+                calls[what]()
+            ringlet.barrier()
+        group.close(0)
+
+
 def message_against_collective(rank, world, verb, first, limit):
     """Rank 0 waits in a message with rank 1, which waits for it in a collective; `first` has the shorter timeout."""
     ringlet.all_reduce(torch.ones(10))

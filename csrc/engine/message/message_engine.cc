@@ -10,6 +10,7 @@ namespace {
 
 // A segment's messages are large enough to be worth their headers and system calls. They are small enough that a call
 // of middle size has several segments under way, and that a message is still in the cache when it is combined.
+constexpr std::chrono::milliseconds kLookEvery{10};
 constexpr size_t kSegmentBytes = size_t{256} << 10;      ///< the most that a segment of the message engine has
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;  ///< the least that a segment has, if a call has several
 constexpr size_t kSegmentsWanted = 4;                    ///< segments of a message of a size between
@@ -88,6 +89,10 @@ void MessageEngine::or_fail(const Act& act) {
 }
 
 void MessageEngine::begin(const Call& call) {
+  if (const auto now = Deadline::Clock::now(); now - looked_ > kLookEvery) {
+    looked_ = now;
+    health().look();
+  }
   health().enter_call();
   const CallSignature signature = publish_signature(call);
   or_fail([&] { begin_published(call, signature); });

@@ -156,6 +156,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   Scratch staging_;                       // of messages that a peer on this host is to read
   std::vector<MessageSegment> segments_;  // a ring of the segments under way
   uint64_t calls_ = 0;
+  Deadline::Clock::time_point looked_{};  // when a call last looked for reports as it began
   uint64_t history_ = 0;
   std::shared_ptr<const Words> final_error_;  // for peers that connect later; guarded by pipes_
   Made made_, made_before_;                   // the calls calls_ and calls_ - 1

@@ -17,10 +17,15 @@ MessageP2p::MessageP2p(MessageEngine& engine) : P2p(engine.mesh(), engine.health
 Pipe* MessageP2p::open(int peer) {
   try {
     const bool heard = mesh_.open(peer, ConnectionKind::collectives) != nullptr;
-    Pipe* const pipe = P2p::open(peer);
+    Pipe* pipe = nullptr;
+    try {
+      pipe = P2p::open(peer);
+    } catch (const PeerLost&) {  // a rank whose group has failed tells the cause through the other pipe
+      if (heard) throw;
+    }
     return heard ? pipe : nullptr;
   } catch (const Error&) {
-    health().poll_failures();  // throws what the peer reported, if it did
+    raise_final_error(peer, peer);
     throw;
   }
 }
@@ -50,6 +55,15 @@ bool MessageP2p::lost(int peer, const Waiting& waiting) {
   return mesh_.gone(peer, waiting.receiving);
 }
 
+/// What one of these peers reported before it ended the connection, if it did.
+void MessageP2p::raise_final_error(int first, int last) {
+  health().poll_failures();
+  for (int peer = first; peer <= last; ++peer) {
+    if (peer != rank()) engine_.read_final_error(peer);
+  }
+  health().raise_noted();
+}
+
 void MessageP2p::check_alive(const Waiting& waiting) {
   bool all = true;
   for (int peer = 0; peer < world(); ++peer) {
@@ -57,11 +71,7 @@ void MessageP2p::check_alive(const Waiting& waiting) {
     all = lost(peer, waiting) && all;
   }
   if (!all || waiting.reached()) return;
-  health().poll_failures();  // the peer may have sent a final error before its connection ended
-  for (int peer = 0; peer < world(); ++peer) {
-    if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.read_final_error(peer);
-  }
-  health().raise_noted();
+  waiting.peer < 0 ? raise_final_error(0, world() - 1) : raise_final_error(waiting.peer, waiting.peer);
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
   health().fail(ErrorKind::peer_lost, waiting.context() + ": " + peer +
                                           " left the group, or its process is gone; look at that rank's own output");

@@ -21,6 +21,7 @@ class MessageP2p final : public P2p {
  private:
   bool lost(int peer, const Waiting& waiting);
   void check_alive(const Waiting& waiting);
+  void raise_final_error(int first, int last);
 
   MessageEngine& engine_;
 };

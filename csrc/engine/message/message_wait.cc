@@ -152,10 +152,11 @@ void MessageEngine::read_reports(bool calls) {
     Link& other = link(peer);
     if (!other.find(*mesh_) || other.receiving >= 0) continue;
     const FrameHeader* header = other.next();
+    while (header != nullptr && header->kind != FrameKind::data) {
+      header = on_report(other, *header) ? other.next() : nullptr;
+    }
     if (header == nullptr) continue;
-    if (header->kind != FrameKind::data) {
-      on_report(other, *header);
-    } else if (header->call > calls_) {
+    if (header->call > calls_) {
       const std::string call = calls ? call_of(peer, *header) : "";
       if (calls) health().on_report(peer, {.kind = Health::Report::Kind::waiting, .call = header->call, .text = call});
     } else if (run_ != nullptr) {

@@ -64,6 +64,11 @@ bool PullExecutor::advance_all(const Call& call, bool first) {
 }
 
 void PullExecutor::begin(const Call& call) {
+  // One peer a call: its page is in the cache.
+  if (++looked_at_ >= world_) looked_at_ = 0;
+  if (looked_at_ == rank_ && ++looked_at_ >= world_) looked_at_ = 0;
+  if (transport_.control(looked_at_).failed.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    health_.look();
   health_.enter_call();
   call_ = &call;
   segment_index_ = 0;

@@ -120,6 +120,7 @@ class PullExecutor {
   const Tuning& tuning_;  // the selector's
   const int rank_;
   const int world_;
+  int looked_at_ = 0;   // the rank whose error the next call looks for
   uint64_t epoch_ = 1;  // of the segment in progress
   Patience patience_ = Patience::unlimited;
   bool background_ = false;
