@@ -4,6 +4,7 @@ have the same."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from copy import deepcopy as copy_of
@@ -187,6 +188,20 @@ def test_a_decorator_without_its_collective_is_refused():
         @ringlet.algorithm
         def mine(rank, world):
             yield ()
+
+
+def test_a_function_that_does_not_end_is_told(kept):
+    def rounds(rank, world):
+        while True:
+            yield []
+
+    def steps(rank, world):
+        yield itertools.repeat(send((rank + 1) % world, 0))
+
+    for function, what in ((rounds, "more than 32768 rounds"), (steps, "a round of more than 1048576 steps")):
+        made = ringlet.algorithm("all_reduce", name="endless", parts=1)(function)
+        with pytest.raises(ScheduleError, match=f"yields {what}: does it end"):
+            made.schedule(2)
 
 
 def test_a_function_may_ask_for_its_place_only():

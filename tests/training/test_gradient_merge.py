@@ -304,3 +304,53 @@ def test_a_stopped_backward_leaves_16_bit_sums(rank, world):
 
 def raise_error(_gradient):
     raise ZeroDivisionError
+
+
+@on("two")
+@pytest.mark.parametrize("settings", [{}, {"reproducible": True}, {"dtype": torch.bfloat16}])
+def test_a_dropped_window_leaves_nothing(rank, world, settings):
+    dtype = settings.pop("dtype", torch.float64)
+    model = mlp(dtype)
+    reducer = GradientReducer(model, **SMALL, **settings)
+    merge = reducer.accumulate(2)
+    loss_of(model, rank, 5).backward()
+    model.zero_grad()
+    if not settings:  # else the sums are not in `.grad`
+        refused("merge.drop.*, on every rank, to give a window up", loss_of, model, rank, 0)
+        refused("merge.drop", merge.finish)
+    refused("call finish.. or drop.. first", reducer.accumulate, 2)
+    merge.drop()
+    assert merge.seen == 0
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+    dropped = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+    assert merge.complete
+    assert all(torch.equal(a, p.grad) for a, p in zip(dropped, model.parameters(), strict=True))
+
+
+class Gate(nn.Module):
+    shut = False
+
+    def forward(self, x):
+        return Fails.apply(x) if self.shut else x
+
+
+@on("two")
+@pytest.mark.parametrize("layers_before", [2, 5])
+def test_a_backward_that_raises_drops_a_reproducible_window(rank, world, layers_before):
+    """Also before its first gradient."""
+    layers, gate = mlp(torch.float64), Gate()
+    model = nn.Sequential(*layers[:layers_before], gate, *layers[layers_before:])
+    merge = GradientReducer(model, reproducible=True).accumulate(2)
+    loss_of(model, rank, 5).backward()
+    gate.shut = True
+    with pytest.raises(ArithmeticError):
+        loss_of(model, rank).backward()
+    gate.shut = False
+    for step in range(2):
+        assert not merge.complete
+        loss_of(model, rank, step).backward()
+    assert merge.complete

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RANKS_IN_REPR = 8
 VERBS = ("send", "recv", "reduce", "copy")
 MOST_PARTS, MOST_ROUNDS = 1 << 14, 1 << 15  # that an engine takes (csrc/engine/authored.h)
+MOST_STEPS = 1 << 20  # of one round; more than any that ends has
 
 
 class ScheduleError(ValueError):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import operator
 import os
 import re
@@ -37,7 +38,7 @@ import ringlet._C as _C
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import files, msccl
 from ringlet.schedule.collectives import BLOCKED, COLLECTIVES, ROOTED, required_parts
-from ringlet.schedule.data import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.data import MOST_ROUNDS, MOST_STEPS, Round, Schedule, ScheduleError, Step
 from ringlet.schedule.hosts import numbered
 from ringlet.schedule.packed import packed, unpacked
 
@@ -124,6 +125,8 @@ class Algorithm:
         rounds: list[Round] = []
         try:
             for yielded in self.function(**wanted) or ():
+                if len(rounds) == MOST_ROUNDS:
+                    raise ScheduleError(rank, len(rounds), None, f"yields more than {MOST_ROUNDS} rounds: does it end?")
                 rounds.append(_round(rank, len(rounds), yielded))
         except (NotImplementedError, ScheduleError):
             raise
@@ -221,7 +224,9 @@ def _asked_for(function: Callable[..., Any], what: str = "") -> tuple[str, ...]:
 
 def _round(rank: int, index: int, yielded: Any) -> Round:
     try:
-        steps = (yielded,) if isinstance(yielded, Step) else tuple(yielded)
+        steps = (yielded,) if isinstance(yielded, Step) else tuple(itertools.islice(yielded, MOST_STEPS + 1))
+        if len(steps) > MOST_STEPS:
+            raise ScheduleError(rank, index, None, f"yields a round of more than {MOST_STEPS} steps: does it end?")
         return Round(tuple(_whole(step) for step in steps))
     except (TypeError, AttributeError):
         text = f"yields {yielded!r:.80}, but a round is a send, recv, reduce or copy, or several of them"

@@ -30,7 +30,7 @@ class GradientMerge(Window):
 
     `seen` is the number of micro-batches in the window under way. Their gradients are not reduced yet. While a window
     is open, an `optimizer.step()` on the module's parameters and a forward after `zero_grad(set_to_none=True)` raise
-    InvalidUsage.
+    InvalidUsage. `drop()` gives a window up.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class GradientMerge(Window):
         parameters: list[torch.nn.Parameter],
         group: dist.ProcessGroup,
         finish: Callable[[], bool],
+        dropped: Callable[[], None],
         tree: TreeSums | None,
     ) -> None:
         if not isinstance(k, int) or k < 1:
@@ -49,7 +50,7 @@ class GradientMerge(Window):
         super().__init__(k, group, parameters[0].device)
         self.average, self._tree = average, tree
         self._complete = False
-        self._finish = finish
+        self._finish, self._dropped = finish, dropped
         self._parameters = parameters
         self._ids = {id(parameter) for parameter in parameters}
         self._counts: Numbers | None = None
@@ -81,7 +82,16 @@ class GradientMerge(Window):
         reducer's `remove()`. With `reproducible=True` it drops a window that has no power of two of micro-batches, and
         raises InvalidUsage.
         """
+        self.check_gradients()
         return self._finish()
+
+    def drop(self) -> None:
+        """Gives up the window under way, such as after an exception in the training loop: forgets its micro-batches and
+        sets the parameters' `.grad` to None. The next backward opens a window. Call it on every rank."""
+        self.forget()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._dropped()
 
     # -- for the reducer --
 
@@ -133,21 +143,23 @@ class GradientMerge(Window):
         """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""
         if self._tree is None and self.seen and all(p.grad is None for p in self._parameters):
             raise InvalidUsage(
-                f"zero_grad() {self.told()} dropped their gradients: call zero_grad() "
-                "only if merge.complete or finish() is True"
+                f"zero_grad() {self.told()} dropped their gradients: call zero_grad() only if merge.complete or "
+                "finish() is True, and merge.drop(), on every rank, to give a window up"
             )
 
     def check_closed(self, what: str) -> None:
         if self.seen:
-            raise InvalidUsage(f"{what} {self.told()}: their gradients are not reduced yet: call finish() first")
+            raise InvalidUsage(
+                f"{what} {self.told()}: their gradients are not reduced yet: call finish() or drop() first"
+            )
 
     def abandon(self, arrived: bool) -> None:
-        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already, and
-        zero_grad() has not dropped them."""
+        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in `.grad` already, and
+        zero_grad() has not dropped them. With reproducible sums, which have none of it, the window is dropped."""
         stopped = self.seen + 1
-        if arrived:
+        if arrived or self._tree is not None:
             self.forget()
-            if self._tree is None and not any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
+            if self._tree is not None or not any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
                 return
             raise InvalidUsage(
                 f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "

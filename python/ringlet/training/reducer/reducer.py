@@ -183,7 +183,7 @@ class GradientReducer(Reduction):
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
         parameters = [parameter for _, parameter in self._named]
-        made = GradientMerge(k, average, parameters, self._group, self._finish_window, self._tree)
+        made = GradientMerge(k, average, parameters, self._group, self._finish_window, self._forget_window, self._tree)
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()

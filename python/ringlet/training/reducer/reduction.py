@@ -386,7 +386,7 @@ class Reduction(Trainer[ReducerBackward], Joinable):
             self._tree.forget()
             record.put_back()
         if merge is not None and (had_arrived or record.launches.sent):  # the window is lost
-            self._used = bytearray(len(record.used))
+            self._used = bytearray(len(self._used))
         if record.launches.sent:
             if merge is not None:
                 merge.forget()
@@ -401,6 +401,11 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         super()._idle()
         self._checked = False
         self._noted.disarm()
+
+    def _forget_window(self) -> None:
+        """After GradientMerge.drop()."""
+        self._used = bytearray(len(self._used))
+        self._sums.forget()
 
     def _finish_window(self) -> bool:
         """GradientMerge.finish(): reduces the gradients of a window that is not full, outside of a backward."""
