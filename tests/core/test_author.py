@@ -190,7 +190,7 @@ def test_a_decorator_without_its_collective_is_refused():
             yield ()
 
 
-def test_a_function_that_does_not_end_is_told(kept):
+def test_a_function_that_does_not_end_is_told():
     def rounds(rank, world):
         while True:
             yield []
