@@ -24,7 +24,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool backgr
   Call lengths = call;
   lengths.blocks = nullptr;
   lengths.dtype = DType::int64;
-  lengths.op = ReduceOp::max;  // so that no other all-to-all has this call's signature
+  lengths.op = kTellsLengths;  // so that no other all-to-all has this call's signature
   lengths.count = 3;
   lengths.input = reinterpret_cast<const std::byte*>(mine.data());
   lengths.output = reinterpret_cast<std::byte*>(theirs.data());

@@ -144,6 +144,7 @@ std::string arguments(const CallSignature& a) {
     text += std::string(", ") + name(dtype_in(a.signature)) + ", ";
     text += std::to_string(uneven ? a.count & kTotal : a.count) + (uneven ? " elements in uneven blocks" : " elements");
   }
+  if (tells_lengths(collective, op_in(a.signature))) text += ", which tell the lengths of its blocks";
   if (has_root(collective)) text += ", root " + std::to_string(root_in(a.signature));
   if (const CallLabel label = label_in(a.signature); label != kNoLabel) text += ", " + label_text(label);
   return text + ")";

@@ -81,6 +81,12 @@ CallSignature call_signature(const Call& call) noexcept;
 /// Throws InvalidUsage unless `root` is a rank.
 void check_root(Collective collective, int64_t root, int world);
 
+/// The operation of an all-to-all in which ranks tell each other the lengths of the blocks of the one that follows.
+inline constexpr ReduceOp kTellsLengths = ReduceOp::max;
+constexpr bool tells_lengths(Collective collective, ReduceOp op) {
+  return collective == Collective::all_to_all && op == kTellsLengths;
+}
+
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
 std::string describe(const CallSignature& signature, uint64_t sequence);
 /// The part in parentheses.
