@@ -37,11 +37,20 @@ def test_a_function_of_a_module(tmp_path, monkeypatch, capsys):
         "    every = [x.clone() for _ in range(dist.get_world_size())]\n"
         "    dist.all_gather(every, x)\n"
         "    return sum(every[::-1])\n"
+        "calls = []\n"
+        "def changes(x):\n"
+        "    calls.append(x)\n"
+        "    every = [x.clone() for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(every, x)\n"
+        "    return sum(every[:: 1 if len(calls) % 2 else -1])\n"
     )
     monkeypatch.chdir(tmp_path)
     (found,) = revealed(tmp_path, "own:shares", "-n", "3", "--sizes", "7", "--dtype", "bfloat16")
     assert [order["text"] for order in found["orders"]] == ["(0+(1+2))"]
     assert found["error_bound"] == "error: at most 2 x 2^-8 of the sum of the magnitudes, to first order"
+    (found,) = revealed(tmp_path, "own:changes", "-n", "3", "--sizes", "7")
+    assert [order["is_tree"] for order in found["orders"]] == [False]
+    assert found["error_bound"] == "error: no bound is known, because an order is no tree"
     assert main(["reveal", "own:missing", "-n", "2"]) == 2
     assert "own:missing cannot be imported: module 'own' has no attribute 'missing'" in capsys.readouterr().err
 

@@ -66,14 +66,17 @@ class Revealed:
     def _cells(self, seen: Seen) -> tuple[str, ...]:
         """A message's line in the table."""
         equal = len(seen.layouts) == 1 and "ranks" not in seen.bits_differ
-        depth = max(order.depth for order in seen.layout.orders)
+        known = all(order.is_tree for order in seen.layout.orders)
+        depth = str(max(order.depth for order in seen.layout.orders)) if known else "unknown"
         segments = len(seen.layout.starts)
         orders = [order for layout in seen.layouts for order in layout.orders]
-        return self.names(orders), f"{segments:,}", "equal" if equal else "differ", str(depth)
+        return self.names(orders), f"{segments:,}", "equal" if equal else "differ", depth
 
     def error_bound(self) -> str:
         """In words."""
         orders = [order for seen in self.messages for layout in seen.layouts for order in layout.orders]
+        if not all(order.is_tree for order in orders):
+            return "error: no bound is known, because an order is no tree"
         wide = {seen.accumulator for seen in self.messages if any(order.is_widened for order in seen.layout.orders)}
         beside = f", and what {' and '.join(sorted(wide))} rounds" if wide - {""} else ""
         depth = max(order.depth for order in orders)
