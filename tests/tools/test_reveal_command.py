@@ -48,7 +48,7 @@ def test_a_function_of_a_module(tmp_path, monkeypatch, capsys):
     (found,) = revealed(tmp_path, "own:shares", "-n", "3", "--sizes", "7", "--dtype", "bfloat16")
     assert [order["text"] for order in found["orders"]] == ["(0+(1+2))"]
     assert found["error_bound"] == "error: at most 2 x 2^-8 of the sum of the magnitudes, to first order"
-    (found,) = revealed(tmp_path, "own:changes", "-n", "3", "--sizes", "7")
+    (found,) = revealed(tmp_path, "own:changes", "-n", "4", "--sizes", "7")
     assert [order["is_tree"] for order in found["orders"]] == [False]
     assert found["error_bound"] == "error: no bound is known, because an order is no tree"
     assert main(["reveal", "own:missing", "-n", "2"]) == 2
