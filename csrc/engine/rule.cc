@@ -130,7 +130,9 @@ class Line {
   void condition(Rule& rule) {
     const std::string_view word = next("a condition");
     const auto medium = find(kMedia, word);
-    if (!given_.insert(medium ? "medium" : word).second) refuse(quoted(word) + " is given twice");
+    if (!given_.insert(medium ? "medium" : word).second) {
+      refuse(quoted(word) + (medium ? ": a rule has one kind of memory or transport" : " is given twice"));
+    }
     if (medium) {
       rule.medium = *medium;
     } else if (word == "above") {

@@ -48,10 +48,13 @@ std::vector<Interface> interfaces_here() {
 
 bool needs_interface(const Address& address) { return !address.is_v4() && address.is_link_local(); }
 
+/// Without blanks around the parts, and without empty ones.
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, separator);) {
+    part.erase(part.find_last_not_of(' ') + 1);
+    part.erase(0, part.find_first_not_of(' '));
     if (!part.empty()) parts.push_back(part);
   }
   return parts;

@@ -169,6 +169,7 @@ def test_a_rank_that_lacks_it_says_so(pool):
         ("all_reduces", {}, "the collective must be one of"),
         ("all_reduce", {"name": "auto"}, "none of auto, none, nccl"),
         ("all_reduce", {"name": "two words"}, "the name must be a letter"),
+        ("all_reduce", {"name": 3}, "the name must be a letter"),
         ("all_reduce", {"name": "ring"}, 'has a built-in algorithm "ring"'),
         ("all_reduce", {"name": "m", "order": "up"}, "order must be one of none, along, across, got 'up'"),
         ("all_gather", {"name": "m", "parts": 3}, "leave parts= out"),

@@ -101,7 +101,7 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
         ("all_reduce up 4KiB ring", '"up" must be followed by "to"'),
         ("all_reduce above 4KiB up to 4KiB ring", "the size range is empty: its lower limit is above its upper limit"),
         ("all_reduce up to 4KiB up to 8KiB ring", '"up" is given twice'),
-        ("all_reduce staged network ring", '"network" is given twice'),
+        ("all_reduce staged network ring", '"network": a rule has one kind of memory'),
         ("all_reduce world 4-2 ring", '"4-2" is not a world size'),
         ("all_reduce world 0 ring", '"0" is not a world size'),
         ("all_reduce world many ring", '"many" is not a world size'),

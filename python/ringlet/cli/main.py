@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, parsers: tuple[Parser, dict[str
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it (`>&-`): what a command writes there goes nowhere
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors=_plain.__name__)
     words = sys.argv[1:] if arguments is None else arguments
     name, code, said = "ringlet", _READER_LEFT, ""

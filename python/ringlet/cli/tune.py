@@ -69,7 +69,7 @@ def tune_command(args: argparse.Namespace) -> int:
     sizes = "".join(f"{line}\n" for line in outputs.table_text(output).splitlines() if line.split()[:1] == ["tuned"])
     for sweep in sweeps:
         bench.require_able(sweep)
-    outputs.check({"-o": output}, make_folders=True)
+    outputs.check({"-o": output}, make_folders=args.output is None)
     rows, meta = _measure(sweeps, sizes)
     rules = derive(_timings(rows, sweeps[0].medium, sizes), _C.chosen, args.margin / 100)
     own = algorithm_files.comment(rule.algorithm for rule in rules)

@@ -94,7 +94,8 @@ def _check_shape(schedule: Schedule) -> None:
         text = f"{parts} parts and {most_rounds} rounds: no engine takes more than {MOST_PARTS} and {MOST_ROUNDS}"
         raise ScheduleError(0, None, None, text)
     if parts < 1 or required_parts(collective, world) not in (None, parts):
-        text = f"{collective}, world {world}, has {required_parts(collective, world) or 'some'} parts, not {parts}"
+        needed = required_parts(collective, world)
+        text = f"{collective}, world {world}, has {'at least 1' if needed is None else needed} parts, not {parts}"
         raise ScheduleError(0, None, None, text)
     for rank in range(world):
         place = (collective, rank, world, root, parts)

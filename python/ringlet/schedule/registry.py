@@ -182,7 +182,7 @@ def written(collective: str, name: str, function: Callable[..., Rounds], parts: 
     what = f"algorithm({collective!r}, name={name!r})"
     if collective not in COLLECTIVES:
         raise InvalidUsage(f"{what}: the collective must be one of {', '.join(COLLECTIVES)}")
-    if not NAME.fullmatch(name) or name in RESERVED:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
         raise InvalidUsage(
             f"{what}: the name must be a letter and up to 62 letters, digits and _ . + -, and none of "
             f"{', '.join(RESERVED)}"
