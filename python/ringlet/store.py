@@ -125,8 +125,8 @@ def _check_owner(store: Store, job: str, where: str) -> None:
 
 @contextlib.contextmanager
 def asked() -> Iterator[None]:
-    """What a store raises inside becomes PeerLost: the process that serves it is gone. Or it is ResourceError: each look
-    into a FileStore opens a file."""
+    """What a store raises inside becomes PeerLost: the process that serves it is gone. Or ResourceError: each look into
+    a FileStore opens a file."""
     try:
         yield
     except Error:

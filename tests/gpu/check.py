@@ -5,9 +5,9 @@ writes the page of tests/gpu/summary.py anew after every part. It downloads noth
     python tests/gpu/check.py ranks               ranks as threads and as processes: what programs see
     python tests/gpu/check.py sanitizer messages  some parts again; the others keep their logs
 
-Each half takes 570 seconds at most, or LIMIT. The Python that runs it has torch (a CUDA build), numpy, pytest, cmake and ninja.
-RINGLET_NCCL_LIBRARY names an NCCL of 2.30.3 or later, so that ranks may share the GPU: a .so, or a .so...xz, which is
-unpacked. REPORT names the page.
+Each half takes 570 seconds at most, or LIMIT. The Python that runs it has torch (a CUDA build), numpy, pytest,
+cmake and ninja. RINGLET_NCCL_LIBRARY names an NCCL of 2.30.3 or later, so that ranks may share the GPU: a .so, or a
+.so...xz, which is unpacked. REPORT names the page.
 
 Exit status: 0; 1 if a part failed or was not run; 2 if there is no GPU; 130 interrupted.
 """

@@ -373,14 +373,14 @@ def test_hooks_after_an_update_find_its_parameters(rank, world):
                 saved.append(zero.state_dict()["steps"])
                 raise KeyError
 
-        def wrapped(*args, inner=zero.optimizer.step, calls=calls):
+        def wrapped(*args, zero=zero, inner=zero.optimizer.step, calls=calls):
             calls.append(zero.steps)
             return inner(*args)
 
         zero.optimizer.register_step_post_hook(after)
         zero.optimizer.step = wrapped
         alone.load_state_dict(make().state_dict())
-        for step, call in enumerate((zero.step, zero.optimizer.step)):
+        for step, call in enumerate([zero.step, wrapped]):
             backward_of(zero, rank, step)
             with pytest.raises(KeyError) if step == 1 else contextlib.nullcontext():
                 call()

@@ -68,8 +68,8 @@ class Changes:
         parts, since the parameters have been those of all ranks."""
         if any(piece.written for piece in self._pieces) and not self._gathering:
             self._watch.refuse(
-                "the parameters of zero.optimizer, which are this rank's parts, were written outside of a step, and the "
-                "module's would keep the old values: write them between a backward and its step(), or write the "
+                "the parameters of zero.optimizer, which are this rank's parts, were written outside of a step, and "
+                "the module's would keep the old values: write them between a backward and its step(), or write the "
                 "module's parameters, on every rank or inside gathered()"
             )
 

@@ -160,7 +160,7 @@ class ShardedOptimizer:
         for piece in self.pieces:
             waiting[piece.flat] += 1
             piece.tensor.grad = None
-        # What the optimizer itself counts, such as a group's steps, is counted once: all sub-groups start from the same.
+        # What the optimizer itself counts, such as a group's steps, is counted once: sub-groups start from the same.
         started = self._counts()
         for number, sub_group in enumerate(self.sub_groups):
             if number > 0:

@@ -291,8 +291,8 @@ class Zero(ShardReduction):
         made = self._sharded.make_states()
         if self.steps and any(map(self._sharded.states, made)):
             warnings.warn(
-                f"state_dict(): the optimizer has no states after {self.steps} steps: what is saved has those of a first "
-                "step without gradients. Training goes on without them",
+                f"state_dict(): the optimizer has no states after {self.steps} steps: what is saved has those of a "
+                "first step without gradients. Training goes on without them",
                 stacklevel=2,
             )
         return {
