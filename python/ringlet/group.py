@@ -339,9 +339,10 @@ def init(
     max_ctas = _ctas(max_ctas)
     rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
-    transport, began, wrong = prepare(rank, world, transport)
-    if (_of_thread.group if transport == "threads" else _of_process) is not None:
+    of_threads = (transport or os.environ.get("RINGLET_TRANSPORT")) == "threads"
+    if (_of_thread.group if of_threads else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
+    transport, began, wrong = prepare(rank, world, transport)
     if transport == "threads":
         if wrong is not None:  # and on all, which have one environment
             raise wrong
@@ -446,12 +447,17 @@ def new_group(
 def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> _C.Group:
     """The handle of a group of some ranks of `parent`."""
     place, world = members.index(parent.rank), len(members)
-    log.configure(place, world)
-    began = time.monotonic()
+    began, wrong = time.monotonic(), None
+    try:
+        log.configure(place, world)
+    except Error as error:
+        if parent.store is None:
+            raise
+        wrong = error
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
         return log.made(_C.Group.threads(title, place, world, limit), began)
-    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
+    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit, wrong)
     return log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
 
 

@@ -140,7 +140,7 @@ class _Lead:
         self._absent = list(range(1, claim.world))
         self._answered: dict[int, str] = {}
         self._members = {0: claim}
-        self._refusal = ""
+        self._refusal = claim.wrong
 
     def key(self, until: float) -> str:
         store, pause, told = self._store, _LEAST_PAUSE_S, ""
@@ -158,6 +158,7 @@ class _Lead:
             if self._refusal and not before:
                 until = min(until, time.monotonic() + _REFUSED_S)
             if self._absent and time.monotonic() > until:
+                self._refusal = self._refusal or self._wrong_of_absent()
                 if not self._refusal:
                     raise Timeout(_missed(self._claim, told))
                 break
@@ -174,6 +175,11 @@ class _Lead:
             raise InvalidUsage(self._refusal)
         store.set(f"{self._name}/hello/0", "")
         return self._key
+
+    def _wrong_of_absent(self) -> str:
+        """What a rank that has come and gone said was wrong with it."""
+        claims = (claim_from(peek(self._store, f"{self._name}/hello/{rank}")) for rank in self._absent)
+        return next((claim.wrong for claim in claims if claim is not None and claim.wrong), "")
 
     def _serve(self, rank: int) -> None:
         """Answers a rank that says who it is, until it says that it has its answer."""

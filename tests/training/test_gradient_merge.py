@@ -309,18 +309,24 @@ def raise_error(_gradient):
 @on("two")
 @pytest.mark.parametrize("settings", [{}, {"reproducible": True}, {"dtype": torch.bfloat16}])
 def test_a_dropped_window_leaves_nothing(rank, world, settings):
-    dtype = settings.pop("dtype", torch.float64)
-    model = mlp(dtype)
-    reducer = GradientReducer(model, **SMALL, **settings)
+    options = {key: value for key, value in settings.items() if key != "dtype"}
+    model = mlp(settings.get("dtype", torch.float64))
+    reducer = GradientReducer(model, **SMALL, **options)
     merge = reducer.accumulate(2)
     loss_of(model, rank, 5).backward()
     model.zero_grad()
-    if not settings:  # else the sums are not in `.grad`
+    if not options:  # else the sums are not in `.grad`
         refused("merge.drop.*, on every rank, to give a window up", loss_of, model, rank, 0)
         refused("merge.drop", merge.finish)
     refused("call finish.. or drop.. first", reducer.accumulate, 2)
     merge.drop()
     assert merge.seen == 0
+    loss_of(model, rank, 5).backward()
+    sent = loss_of(model, rank, 5)
+    sent.register_hook(lambda gradient: Fails.backward(None, gradient))
+    with pytest.raises(ArithmeticError):
+        sent.backward()
+    merge.drop()
     for step in range(2):
         loss_of(model, rank, step).backward()
     dropped = [p.grad.clone() for p in model.parameters()]
@@ -329,6 +335,10 @@ def test_a_dropped_window_leaves_nothing(rank, world, settings):
         loss_of(model, rank, step).backward()
     assert merge.complete
     assert all(torch.equal(a, p.grad) for a, p in zip(dropped, model.parameters(), strict=True))
+    merge.drop()  # nothing, as no window is open
+    assert all(torch.equal(a, p.grad) for a, p in zip(dropped, model.parameters(), strict=True))
+    assert reducer.accumulate(2).k == 2
+    refused("drop.. of a window that a later accumulate", merge.drop)
 
 
 class Gate(nn.Module):

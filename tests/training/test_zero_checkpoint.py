@@ -14,7 +14,18 @@ import ringlet
 from ranks import on
 from refusals import refused
 from ringlet.training.zero.checkpoint import boxes
-from zero_checks import ROUNDING, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+from zero_checks import (
+    ROUNDING,
+    STAGES,
+    assert_same,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 4), (3, 1, 2), (2, 2, 2, 3)])
@@ -93,6 +104,19 @@ def into_a_plain_module(rank, world, folder, saved):
     dcp.load(state, checkpoint_id=folder)
     assert all(torch.equal(p, saved[name]) for name, p in model.named_parameters())
     assert model.temperature == 1.0
+
+
+@on(2, "dist:gloo", "dist:ringlet")
+def test_training_goes_on_after_a_load(rank, world, folder):
+    for stage in STAGES:
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        dcp.save({"zero": zero}, checkpoint_id=f"{folder}/{stage}")
+        train_zero(zero, rank, 1, first=1)
+        expected = parameters_of(zero)
+        dcp.load({"zero": zero}, checkpoint_id=f"{folder}/{stage}")
+        train_zero(zero, rank, 1, first=1)
+        assert all(torch.equal(value, expected[name]) for name, value in parameters_of(zero).items())
 
 
 @on("two")

@@ -138,6 +138,35 @@ def test_what_a_checkpoint_cannot_have_is_refused(rank, world):
 
 
 @on("two")
+def test_what_one_rank_alone_keeps_is_refused_on_both(rank, world):
+    zero = zero_of(make(), Own, 1, elementwise=True)
+    train_zero(zero, rank, 1)
+    if rank == 0:
+        zero.optimizer.state[zero.optimizer.param_groups[0]["params"][0]]["kept"] = [1]
+    refused("keeps 'kept' of .*, a list" if rank == 0 else "keeps what rank 0 names", zero.state_dict)
+    train_zero(zero, rank, 1)
+
+
+@on("two")
+def test_a_checkpoint_of_the_beginning_counts_from_the_beginning(rank, world, folder):
+    zero = zero_of(make(), CountsInGroup, 1, elementwise=True)
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    train_zero(zero, rank, 2)
+    dcp.load({"zero": zero}, checkpoint_id=folder)
+    train_zero(zero, rank, 1)
+    assert zero.optimizer.param_groups[0]["steps"] == 1
+
+
+@on("two")
+def test_an_option_that_changes_is_no_reason_to_refuse(rank, world):
+    zero = zero_of(make(), torch.optim.SGD, 1, lr=0.1, momentum=0.9)
+    train_zero(zero, rank, 2)
+    zero.optimizer.param_groups[0]["momentum"] = 0.0
+    train_zero(zero, rank, 1)
+    zero.state_dict()
+
+
+@on("two")
 @pytest.mark.filterwarnings("ignore:state_dict.*no states after 1 steps:UserWarning")
 def test_saving_after_the_states_were_removed_changes_nothing(rank, world):
     """As a reset of the moments does."""

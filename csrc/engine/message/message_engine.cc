@@ -91,7 +91,7 @@ void MessageEngine::or_fail(const Act& act) {
 void MessageEngine::begin(const Call& call) {
   if (const auto now = Deadline::Clock::now(); now - looked_ > kLookEvery) {
     looked_ = now;
-    health().look();
+    or_fail([&] { health().look(); });
   }
   health().enter_call();
   const CallSignature signature = publish_signature(call);

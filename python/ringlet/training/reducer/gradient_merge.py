@@ -49,7 +49,7 @@ class GradientMerge(Window):
             refuse_k(k, average, "accumulate()")
         super().__init__(k, group, parameters[0].device)
         self.average, self._tree = average, tree
-        self._complete = False
+        self._complete = self._removed = False
         self._finish, self._dropped = finish, dropped
         self._parameters = parameters
         self._ids = {id(parameter) for parameter in parameters}
@@ -82,12 +82,20 @@ class GradientMerge(Window):
         reducer's `remove()`. With `reproducible=True` it drops a window that has no power of two of micro-batches, and
         raises InvalidUsage.
         """
-        self.check_gradients()
         return self._finish()
 
     def drop(self) -> None:
         """Gives up the window under way, such as after an exception in the training loop: forgets its micro-batches and
-        sets the parameters' `.grad` to None. The next backward opens a window. Call it on every rank."""
+        sets the parameters' `.grad` to None. The next backward opens a window. Call it on every rank. Without an open
+        window it does nothing.
+
+        Raises InvalidUsage if a backward stopped after it had sent gradients: the group cannot go on; and if a later
+        `accumulate` has replaced this one.
+        """
+        if self._removed:
+            raise InvalidUsage("drop() of a window that a later accumulate(), or remove(), has replaced")
+        if self._complete:
+            return
         self.forget()
         for parameter in self._parameters:
             parameter.grad = None
@@ -173,6 +181,7 @@ class GradientMerge(Window):
             self._tree.forget()
 
     def remove(self) -> None:
+        self._removed = True
         call_no_more(self)
 
     def before_step(

@@ -403,7 +403,8 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         self._noted.disarm()
 
     def _forget_window(self) -> None:
-        """After GradientMerge.drop()."""
+        """After GradientMerge.drop(). Raises InvalidUsage if the group cannot go on."""
+        self._check_stopped()
         self._used = bytearray(len(self._used))
         self._sums.forget()
 
@@ -412,6 +413,7 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         self._check_attached("finish()")
         self._check_stopped()
         assert self._merge is not None
+        self._merge.check_gradients()
         scale = self._merge.begin_finish()
         if scale is None:
             return False

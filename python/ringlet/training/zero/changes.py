@@ -61,16 +61,19 @@ class Changes:
         """Records the current values of the parameters as known."""
         self._versions = list(map(_version_of, self._whole))
         for piece in self._pieces:
-            piece.know()
+            if not piece.is_master:  # a master is the optimizer's
+                piece.know()
 
     def refuse_owned(self) -> None:
-        """Call it before a forward that trains: for what was written into the optimizer's own tensors, this rank's
-        parts, since the parameters have been those of all ranks."""
-        if any(piece.written for piece in self._pieces) and not self._gathering:
+        """Call it before a forward that trains, and before gathered(): for what was written into the optimizer's own
+        tensors, this rank's parts, since the parameters have been those of all ranks. A part from which parameters are
+        gathered may be written."""
+        lost = (piece.written for piece in self._pieces if piece.is_master or piece.flat.whole is not None)
+        if any(lost) and not self._gathering:
             self._watch.refuse(
                 "the parameters of zero.optimizer, which are this rank's parts, were written outside of a step, and "
                 "the module's would keep the old values: write them between a backward and its step(), or write the "
-                "module's parameters, on every rank or inside gathered()"
+                "module's parameters, on every rank or inside gathered(). After a load that did not end, load again"
             )
 
     def follow(self) -> None:
@@ -116,6 +119,7 @@ class Changes:
     def gathered(self) -> Iterator[list[nn.Parameter]]:
         """All parameters are whole inside. Keeps rank 0's changes: at the begin those of whole units since `renew`, at
         the end those made inside. Yields a list that then has the parameters changed inside. Collective."""
+        self.refuse_owned()
         if self._residency is not None:
             self._residency.hold_all()
         kept: list[nn.Parameter] = []
@@ -166,7 +170,11 @@ class Changes:
             else:
                 broadcast_tensors([parameter], self._traffic.group)
                 torch.autograd.graph.increment_version(parameter)
-        self.renew()
+        self._versions = list(map(_version_of, self._whole))
+        renewed = {self._places[p][0] for p in kept if p in self._places}
+        for piece in self._pieces:
+            if piece.flat in renewed and not piece.is_master:
+                piece.know()
         missed = [p for (p, _), yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
         if missed:
             where = "inside gathered()" if self._gathering else "by other than Zero's calls"

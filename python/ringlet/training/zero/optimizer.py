@@ -116,10 +116,14 @@ class ShardedOptimizer:
             for given, start, stop in _runs(flat, options):
                 for first in range(start, stop, sub_group_elements):
                     piece = self._piece(flat, first, min(first + sub_group_elements, stop))
+                    piece.know()
                     self.pieces.append(piece)
                     groups[key_of(given)]["params"].append(piece.tensor)
         self.optimizer = make(list(groups.values()))
         slots = [slot for flat in flats for slot in flat.unit.slots]
+        # As the groups were made.
+        self._options = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._known_keys: dict[int, tuple[set[str], set[str]]] = {}
         self.group_names = [sorted(s.name for s in slots if key_of(options[s.parameter]) == key) for key in groups]
         self._lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(packed(self.pieces, sub_group_elements, lambda piece: piece.stop - piece.start))
@@ -193,6 +197,7 @@ class ShardedOptimizer:
             part = piece.flat.shard[piece.start : piece.stop]
             if piece.is_master:
                 part.copy_(piece.tensor)
+                piece.know()
             elif piece.tensor.data_ptr() != part.data_ptr():  # the optimizer has given it other memory
                 part.copy_(piece.tensor)
                 piece.tensor.data = part
@@ -242,7 +247,7 @@ class ShardedOptimizer:
         made = []
         for piece in self.pieces:
             if not self.optimizer.state.get(piece.tensor):
-                group = self._group_of(piece)
+                group = self.optimizer.param_groups[self._group_of(piece)]
                 self.optimizer.state[piece.tensor], late = self._first_states(piece.tensor, group)
                 self._late += [(group, key) for key in late]
                 group.update(late)
@@ -254,8 +259,8 @@ class ShardedOptimizer:
     def keep_loaded(self, steps: int) -> None:
         """What was made to load into has been loaded, after so many steps. A first step is to make states itself."""
         self._made = [*self.pieces] if steps == 0 and self._lazy else []
-        if not self._made:
-            self._late = []
+        groups = enumerate(self.optimizer.param_groups) if self._made else ()
+        self._late = [(group, key) for number, group in groups for key in self._first_keys(number)[1]]
 
     def drop_made(self) -> None:
         for piece in self._made:
@@ -264,38 +269,47 @@ class ShardedOptimizer:
             group.pop(key, None)
         self._made, self._late = [], []
 
-    def refuse_unsaved(self) -> None:
-        """Raises InvalidUsage for states that a checkpoint of shards does not have, or that a Zero which loads it would
-        not ask for."""
+    def unsaved(self) -> str | None:
+        """What a checkpoint of shards does not have of the states, or a Zero which loads it would not ask for."""
         for key in self._states_of_none():
-            _refuse_state(f"{key!r:.40}, of no parameter")
+            return f"{key!r:.40}, of no parameter"
         for piece in self.pieces:
             state = {k: v for k, v in self.optimizer.state.get(piece.tensor, {}).items() if v is not None}
             names = ", ".join(slot.name for slot in piece.flat.unit.slots if piece.has_of(slot))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     if value.shape != piece.tensor.shape and value.numel() != 1:
-                        _refuse_state(f"{key!r} of {names}, a tensor of shape {list(value.shape)} for a part of "
-                                      f"{piece.tensor.numel()} elements")  # fmt: skip
+                        shape, elements = list(value.shape), piece.tensor.numel()
+                        return f"{key!r} of {names}, a tensor of shape {shape} for a part of {elements} elements"
                 elif not isinstance(value, int | float | complex | str):
-                    _refuse_state(f"{key!r} of {names}, a {type(value).__name__}")
-            if state:
-                first, _ = self._first_states(piece.tensor[:1], self._group_of(piece))
-                late = sorted(state.keys() - first.keys())
-                if late:
-                    _refuse_state(f"{late[0]!r} of {names}, which its first step does not make")
+                    return f"{key!r} of {names}, a {type(value).__name__}"
+            late = sorted(state.keys() - self._first_keys(self._group_of(piece))[0]) if state else []
+            if late:
+                return f"{late[0]!r} of {names}, which its first step does not make"
+        return None
 
-    def _group_of(self, piece: Piece) -> dict[str, Any]:
-        return next(g for g in self.optimizer.param_groups if any(tensor is piece.tensor for tensor in g["params"]))
+    def _group_of(self, piece: Piece) -> int:
+        groups = self.optimizer.param_groups
+        return next(n for n, group in enumerate(groups) if any(tensor is piece.tensor for tensor in group["params"]))
+
+    def _first_keys(self, number: int) -> tuple[set[str], set[str]]:
+        """The names of what a first step makes, as `_first_states` returns it, with the options that the group was made
+        with: a Zero that loads has these."""
+        if number not in self._known_keys:
+            dtype = self.pieces[0].tensor.dtype
+            states, late = self._first_states(torch.zeros(1, dtype=dtype), self._options[number])
+            self._known_keys[number] = set(states), set(late)
+        return self._known_keys[number]
 
     def _first_states(self, tensor: torch.Tensor, group: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a first step would make: the states of `tensor`, and what is new in the group. It works on zeros, so
         that no optimizer changes a piece."""
         stand_in = torch.zeros_like(tensor)
         stand_in.grad = torch.zeros_like(stand_in)
-        other = self._make([{**group, "params": [stand_in]}])
-        _step_without_hooks(other)
-        return other.state[stand_in], {k: v for k, v in other.param_groups[0].items() if k not in group}
+        with torch.random.fork_rng(devices=[]):
+            other = self._make([{**group, "params": [stand_in]}])
+            _step_without_hooks(other)
+        return other.state[stand_in], {k: v for k, v in other.param_groups[0].items() if k not in {"params", *group}}
 
     @torch.no_grad()
     def take_written(self, pieces: Iterable[Piece]) -> None:
@@ -317,6 +331,7 @@ class ShardedOptimizer:
         """Rounds loaded masters into the shards."""
         for piece in self.pieces:
             if piece.is_master:
+                piece.know()
                 piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
 
     def layout_digest(self) -> str:
@@ -360,13 +375,6 @@ def _step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     if getattr(own_step, "hooked", False):  # torch wraps it to run the hooks
         own_step = own_step.__wrapped__  # type: ignore[attr-defined]
     own_step(optimizer)
-
-
-def _refuse_state(what: str) -> NoReturn:
-    raise InvalidUsage(
-        f"state_dict(): the optimizer keeps {what}: a checkpoint has states that a first step makes, tensors of the "
-        "parameter's shape or of one element, numbers and strings"
-    )
 
 
 def key_of(options: dict[str, Any]) -> str:

@@ -229,7 +229,8 @@ class ShownGradients:
     @torch.no_grad()
     def change(self, gradient: ShardedGradient, func: Any, others: Any, kwargs: dict[str, Any]) -> ShardedGradient:
         """An elementwise operation in place, on this rank's elements."""
-        if func.__name__.startswith("zero_") and self._window.unfinished() and self._window.stepped:
+        dropped = self._window.spent or (self._window.unfinished() and self._window.stepped)
+        if func.__name__.startswith("zero_") and dropped:
             return gradient
         self._refuse_unfinished(str(func))
         self._window.fold()

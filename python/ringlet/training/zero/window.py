@@ -38,6 +38,8 @@ class ZeroWindow(Window):
 
     def unfinished(self) -> str | None:
         """Why the gradients are not complete, or None."""
+        if self.spent:
+            return "that an update has taken: do it before step(), or in a hook before the update"
         if self.full or self.updating:
             return None
         return (

@@ -22,7 +22,15 @@ from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
 from .memory import MappedFiles, storage_bytes
-from .optimizer import OptionsBy, OptionsOf, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
+from .optimizer import (
+    ELEMENTWISE,
+    OptionsBy,
+    OptionsOf,
+    ShardedOptimizer,
+    global_norm,
+    key_of,
+    refuse_if_not_elementwise,
+)
 from .options import Offload, Options, offload_of, refuse_max_norm
 from .reduction import ShardReduction
 from .refusals import options_by_parameter, refuse_unsupported
@@ -283,11 +291,10 @@ class Zero(ShardReduction):
                 f"state_dict() {self._window.told()}: a checkpoint has no gradients: save after a step() that updated, "
                 "call step(partial=True), which updates with these gradients, or zero_grad(), which drops them"
             )
-        self._sharded.refuse_unsaved()
+        self._refuse_unsaved()
         self._changes.follow()
         replicas.broadcast_buffers(self.module, self._traffic.group)
         self._sharded.take_written(self._sharded.pieces)
-        self._changes.renew()
         made = self._sharded.make_states()
         if self.steps and any(map(self._sharded.states, made)):
             warnings.warn(
@@ -300,6 +307,19 @@ class Zero(ShardReduction):
             "optimizer": checkpoint.optimizer_state(self._flats, self._sharded),
             "steps": self.steps,
         }
+
+    def _refuse_unsaved(self) -> None:
+        """On all ranks, as pieces of some ranks only may have what a checkpoint cannot have."""
+        if type(self.optimizer) in ELEMENTWISE:
+            return
+        why = self._sharded.unsaved()
+        found = self._window.compare(int(why is not None)).wait()
+        if any(found):
+            why = why or f"what rank {found.index(1)} names"
+            raise InvalidUsage(
+                f"state_dict(): the optimizer keeps {why}: a checkpoint has states that a first step makes, tensors of "
+                "the parameter's shape or of one element, numbers and strings"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the values that torch.distributed.checkpoint loaded into `state_dict()`. Collective.
@@ -330,10 +350,12 @@ class Zero(ShardReduction):
     def _take_loaded(self) -> None:
         """The shards were loaded in place."""
         self._sharded.round_masters()
-        self._mark_changed()
-        for flat in self._flats:
-            if flat.whole is not None:
-                self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label).wait()
+        try:
+            for flat in self._flats:
+                if flat.whole is not None:
+                    self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label).wait()
+        finally:
+            self._mark_changed()
 
     def remove(self) -> None:
         """Takes the Zero off the module: its parameters are whole and ordinary, and backwards local. Collective."""
