@@ -364,3 +364,24 @@ def test_a_backward_that_raises_drops_a_reproducible_window(rank, world, layers_
         assert not merge.complete
         loss_of(model, rank, step).backward()
     assert merge.complete
+
+
+@on("two")
+def test_a_window_that_closed_badly_is_dropped_on_both(rank, world):
+    """Also on a rank that had no micro-batch in it."""
+    model = mlp(torch.float64)
+    reducer = GradientReducer(model, **SMALL)
+    merge = reducer.accumulate(2)
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    if rank == 0:
+        loss_of(model, rank, 5).backward()
+    refused("different numbers of micro-batches", merge.finish)
+    assert not merge.complete
+    merge.drop()
+    assert all(p.grad is None for p in model.parameters())
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))

@@ -412,7 +412,7 @@ def test_what_is_written_into_the_optimizers_own_tensors(rank, world, dtype):
         for name, value in parameters_of(zero).items():
             torch.testing.assert_close(value, before[name] / 2)
         halve(zero)
-        refused("the parameters of zero.optimizer.* were written outside of a step", backward_of, zero, rank)
+        refused("the parameters of zero.optimizer.* were written after a step", backward_of, zero, rank)
 
 
 class CountsInItsGroup(torch.optim.SGD):

@@ -50,6 +50,7 @@ class GradientMerge(Window):
         super().__init__(k, group, parameters[0].device)
         self.average, self._tree = average, tree
         self._complete = self._removed = False
+        self._opened = False  # there may be gradients of a window that is not closed, or not well
         self._finish, self._dropped = finish, dropped
         self._parameters = parameters
         self._ids = {id(parameter) for parameter in parameters}
@@ -94,8 +95,9 @@ class GradientMerge(Window):
         """
         if self._removed:
             raise InvalidUsage("drop() of a window that a later accumulate(), or remove(), has replaced")
-        if self._complete:
+        if not self._opened:
             return
+        self._opened = False
         self.forget()
         for parameter in self._parameters:
             parameter.grad = None
@@ -111,7 +113,7 @@ class GradientMerge(Window):
     def begin(self) -> float:
         """A backward's first gradient has arrived. (torch.autograd.grad alone does not open a window.) Returns the
         factor for the gradients if they are reduced."""
-        self._complete = False
+        self._complete, self._opened = False, True
         return self._gather(self.seen + 1) if self.closes else 1.0
 
     def _gather(self, seen: int) -> float:
@@ -127,6 +129,7 @@ class GradientMerge(Window):
         if not any(counts):
             self._counts = None
             return None
+        self._complete, self._opened = False, True
         if self._tree is not None and not all(map(is_power_of_two, counts)):
             told = self.told()
             self.forget()
@@ -145,7 +148,11 @@ class GradientMerge(Window):
     def closed(self, counts: Numbers) -> None:
         """Raises InvalidUsage if ranks had different numbers of micro-batches."""
         self.refuse_unequal(counts.wait(), "These gradients are wrong: drop them")
-        self._complete = True
+        self._complete, self._opened = True, False
+
+    def spoil(self) -> None:
+        """The gradients of a window that has closed are not right on this rank."""
+        self._complete, self._opened = False, True
 
     def check_gradients(self) -> None:
         """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""

@@ -372,6 +372,8 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         if merge is not None and counts is not None:
             merge.closed(counts)
         if wrong:
+            if merge is not None:
+                merge.spoil()
             rank, static = dist.get_rank(self._group), self._options.static_graph
             refusals.refuse_gradients([self._named[i] for i in wrong], len(self._named), rank, static)
         if record.earlier:

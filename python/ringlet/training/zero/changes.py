@@ -71,9 +71,10 @@ class Changes:
         lost = (piece.written for piece in self._pieces if piece.is_master or piece.flat.whole is not None)
         if any(lost) and not self._gathering:
             self._watch.refuse(
-                "the parameters of zero.optimizer, which are this rank's parts, were written outside of a step, and "
-                "the module's would keep the old values: write them between a backward and its step(), or write the "
-                "module's parameters, on every rank or inside gathered(). After a load that did not end, load again"
+                "the parameters of zero.optimizer, which are this rank's parts, were written after a step or before "
+                "gathered(), and the module's would keep the old values: write them between a backward and its step(), "
+                "or write the module's parameters, on every rank or inside gathered(). After a load or an update that "
+                "did not end, load again"
             )
 
     def follow(self) -> None:

@@ -296,8 +296,7 @@ class ShardedOptimizer:
         """The names of what a first step makes, as `_first_states` returns it, with the options that the group was made
         with: a Zero that loads has these."""
         if number not in self._known_keys:
-            dtype = self.pieces[0].tensor.dtype
-            states, late = self._first_states(torch.zeros(1, dtype=dtype), self._options[number])
+            states, late = self._first_states(self.pieces[0].tensor[:1], self._options[number])
             self._known_keys[number] = set(states), set(late)
         return self._known_keys[number]
 

@@ -109,8 +109,8 @@ class ShardReduction(Trainer[ZeroBackward]):
         if torch.is_grad_enabled():
             if self._checks is not None:
                 self._checks.before_forward()
+            self._changes.refuse_owned()  # first: `follow` overwrites
             self._changes.follow()
-            self._changes.refuse_owned()
         self._clock.start("forward")
         if self._residency is not None:
             self._residency.begin_forward()
@@ -257,6 +257,8 @@ class ShardReduction(Trainer[ZeroBackward]):
         changed = self._shown.changed()
         if not changed:
             return
+        if self._window.spent:
+            raise InvalidUsage(f"these are gradients {self._window.unfinished()}")
         if self._shown.dropped(arrived):
             self._zero_grad_after_step()
             if self._window.seen and arrived is None:
