@@ -272,10 +272,6 @@ PyObject* collective(PyObject* const* args, Collective which) {
   call.algorithm = algorithm_of(args[4], which);
   call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
   call.scale = number_of(args[7], what, "scale");
-  if (call.scale != 1.0 && call.op != ReduceOp::premul_sum) [[unlikely]] {
-    throw InvalidUsage(std::string(what) + ": scale is given and op is " + name(call.op) +
-                       ": only premul_sum multiplies by it");
-  }
   const bool async = truth_of(args[8]);
   check_root(which, call.root, group.world());
   if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {

@@ -12,7 +12,8 @@ Arguments that all calls share:
 
 - group: a Group, or a group of torch.distributed; by default the default group, of `init` or torch.distributed.
 - algorithm: a name of `ringlet.schedule.algorithms()`, an algorithm of your own, or "auto".
-- op: sum, avg, product, min, max, band, bor, bxor or premul_sum, which first multiplies this rank's input by `scale`.
+- op: sum, avg, product, min, max, band, bor, bxor or premul_sum, which first multiplies this rank's input by `scale`
+  (the others ignore it).
 - timeout: seconds (infinity: no limit) or timedelta; by default the group's.
 - async_op: if True, the call returns a Work at once. Do not touch the tensors until its wait() has returned. torch
   refuses to resize their storages meanwhile.

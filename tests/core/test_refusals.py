@@ -42,7 +42,6 @@ REFUSED = [
         "must be in host memory or on a CUDA device, got meta",
     ),
     (lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "has the layout Sparse: make it dense"),
-    (lambda r, w: ringlet.all_reduce(torch.ones(3), "sum", scale=2.0), "only premul_sum multiplies by it"),
     (lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
     (lambda r, w: ringlet.all_reduce(torch._neg_view(torch.ones(4))), r"pass .resolve_neg"),
     (lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),

@@ -360,6 +360,7 @@ def test_a_backward_that_raises_drops_a_reproducible_window(rank, world, layers_
     with pytest.raises(ArithmeticError):
         loss_of(model, rank).backward()
     gate.shut = False
+    refused("stopped in micro-batch 2 of a window of 2, which is dropped", loss_of, model, rank)
     for step in range(2):
         assert not merge.complete
         loss_of(model, rank, step).backward()

@@ -170,16 +170,18 @@ class GradientMerge(Window):
 
     def abandon(self, arrived: bool) -> None:
         """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in `.grad` already, and
-        zero_grad() has not dropped them. With reproducible sums, which have none of it, the window is dropped."""
-        stopped = self.seen + 1
-        if arrived or self._tree is not None:
+        zero_grad() has not dropped them. With reproducible sums, which have none of it, drops the window and says so."""
+        stopped = f"the previous backward stopped in micro-batch {self.seen + 1} of a window of {self.k}"
+        if self._tree is not None and (arrived or self.seen):
             self.forget()
-            if self._tree is not None or not any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
-                return
-            raise InvalidUsage(
-                f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "
-                "added some of its gradients: call zero_grad() on every rank; the next backward opens a window"
-            )
+            raise InvalidUsage(f"{stopped}, which is dropped on this rank: the next backward opens a window")
+        if arrived:
+            self.forget()
+            if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
+                raise InvalidUsage(
+                    f"{stopped} after it had added some of its gradients: call zero_grad() on every rank; the next "
+                    "backward opens a window"
+                )
 
     def forget(self) -> None:
         """The window under way is lost."""
