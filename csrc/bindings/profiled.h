@@ -1,13 +1,13 @@
 // The events of a call for torch.profiler: one for the whole call, and inside it one with the algorithm's name, which
 // begins when the ranks have agreed. The time between the two starts is the wait for late ranks.
 //
-// A call may complete after the profiler has stopped and freed what it recorded. Its events then do not end: torch would
-// write into that memory. Each leaks a few hundred bytes. One race is left, as in torch: a call that ends within the
+// A call may complete after the profiler has stopped and freed what it recorded. Its events then do not end: torch
+// would write into that memory. Each leaks a few hundred bytes. One race is left, as in torch: a call that ends within the
 // microsecond in which another thread stops the profiler.
 //
 // Contract: if no profiler runs, profile() only asks torch and returns null. The first event belongs to the thread that
 // makes the call, the second to the thread that runs it.
-// Thread safety: the two threads may differ; they share no state here.
+// Thread safety: the two threads may differ; apart from that race they share no state here.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>

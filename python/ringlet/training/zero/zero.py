@@ -315,7 +315,7 @@ class Zero(ShardReduction):
         why = self._sharded.unsaved()
         found = self._window.compare(int(why is not None)).wait()
         if any(found):
-            why = why or f"what rank {found.index(1)} names"
+            why = why or f"what rank {found.index(1)} names"  # its parts only may have it
             raise InvalidUsage(
                 f"state_dict(): the optimizer keeps {why}: a checkpoint has states that a first step makes, tensors of "
                 "the parameter's shape or of one element, numbers and strings"
