@@ -127,7 +127,7 @@ def test_dead_interfaces_hide_no_good_one(tmp_path):
     with hosts(2) as made:
         for host in range(2):
             add_dead(made, host)
-        named = ",".join([*(f"dead{i}" for i in range(DEAD)), "eth0"])
+        named = ", ".join([*(f"dead{i}" for i in range(DEAD)), "eth0 "])
         for told in results(start_by_file(made, tmp_path / "store", "sum_and_messages", RINGLET_INTERFACE=named)):
             assert told["right"]
 

@@ -312,6 +312,10 @@ def all_blocks(x, root):
     return x.repeat(ringlet.current().world) if ringlet.current().rank == root else None
 
 
+def blocks_of(x):
+    return [x.clone() for _ in range(ringlet.current().world)]
+
+
 def roots(call):
     return lambda x: call(x, 0), lambda x: call(x, 1), ("root 0", "root 1")
 
@@ -350,6 +354,11 @@ MISMATCHES = {
         lambda x: [ringlet.all_reduce(x, async_op=True) for _ in range(3)][-1].wait(),
         lambda x: [ringlet.all_reduce(x, op, async_op=True) for op in ("sum", "min", "sum")][-1].wait(),
         ("sum", "min"),
+    ),
+    "lists of blocks": (
+        lambda x: ringlet.all_to_all(blocks_of(x), blocks_of(x)),
+        lambda x: ringlet.all_to_all(torch.cat(blocks_of(x)), torch.cat(blocks_of(x))),
+        ("which tell the lengths of its blocks", "all_to_all #"),
     ),
 }
 

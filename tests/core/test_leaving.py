@@ -190,6 +190,28 @@ def test_a_group_whose_close_is_refused_stays_open(rank, world):
     assert not groups.has_default()
 
 
+@on(2, *PROCESSES)
+def test_a_call_in_a_handler_is_refused(rank: int, world: int, path: str) -> None:
+    """It would wait for the call that it interrupts. The refusal says so, and that call goes on."""
+    store, told = dist.FileStore(path, world), []
+
+    def call(*_: object) -> None:
+        refused("a call in a signal handler that interrupts a call of the group", ringlet.all_reduce, torch.ones(1))
+        told.append(True)
+        store.set("handled", "")
+
+    if rank == 1:
+        store.wait(["handled"])
+        assert ringlet.all_reduce(torch.ones(4)).eq(world).all()
+        return
+    before = signal.signal(signal.SIGUSR1, call)
+    try:
+        stalls.later(0.2, os.kill, os.getpid(), signal.SIGUSR1)
+        assert ringlet.all_reduce(torch.ones(4)).eq(world).all() and told
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @on(2)
 def test_a_handler_may_drop_the_group_whose_message_it_interrupts(rank: int, world: int, path: str) -> None:
     """A handler drops the last reference to a group in whose message its thread waits."""

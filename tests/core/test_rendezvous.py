@@ -145,6 +145,12 @@ def descriptors(transport, more):
     limited(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) - 1 + more)
     ringlet.init(0, 1, transport=transport, timeout=5)
 
+def looks():
+    global store  # whose end would abort the process without a descriptor
+    store = dist.FileStore(os.environ["STORE"], 2)
+    limited(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) - 1)
+    ringlet.init(0, 2, store, timeout=5)
+
 def memory(transport):
     pages = int(open("/proc/self/statm").read().split()[0])
     limited(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + (1 << 20))
@@ -194,8 +200,8 @@ def child(act, *args):
     os.wait()
 
 CASES = [
-    (descriptors, "shared_memory", 0), (descriptors, "tcp", 1), (memory, "shared_memory"), (memory, "tcp"),
-    (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,), (served,),
+    (descriptors, "shared_memory", 0), (descriptors, "tcp", 1), (looks,), (memory, "shared_memory"),
+    (memory, "tcp"), (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,), (served,),
     (variable, "RINGLET_HEAP_MIB", "abc"), (variable, "RINGLET_HEAP_MIB", "1000000000"),
     (variable, "RINGLET_CPU_KERNELS", "nope"),
 ]
@@ -205,6 +211,7 @@ for act, *args in CASES:
 SAID = [
     r"ResourceError: .*: Too many open files",
     r"ResourceError: .*: Too many open files",
+    r"ResourceError: the store that the ranks share: Too many open files; raise ulimit -n",
     r"ResourceError: cannot reserve .* MiB of addresses: Cannot allocate memory",
     r"ResourceError: cannot start a thread for .*: Resource temporarily unavailable; raise the limit on threads",
     r"ResourceError: cannot map the regions of a threads group: Cannot allocate memory",
@@ -219,8 +226,9 @@ SAID = [
 
 
 @AS_ROOT
-def test_limits_and_variables():
+def test_limits_and_variables(tmp_path):
     given = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "OMP_NUM_THREADS": "1"}
+    given["STORE"] = str(tmp_path / "store")
     run = ended(sys.executable, "-c", ALONE, env=given)
     told = [ast.literal_eval(line) for line in run.stdout.splitlines()]
     assert len(told) == len(SAID), run
