@@ -283,6 +283,30 @@ def test_16_bit_values_in_grad_count_where_no_gradient_arrives(rank, world):
         assert model.weight.grad.unique().tolist() == [6] and model.other.grad.unique().tolist() == [average]
 
 
+@on("two")
+@pytest.mark.parametrize("how", ["zero_grad", "drop"])
+def test_dropped_16_bit_sums_leave_nothing_below_their_last_bit(rank, world, how):
+    model = Constant(torch.bfloat16)
+    reducer = GradientReducer(model)
+    bits = [torch.tensor(x, dtype=torch.bfloat16) for x in (1, 2**-9, 2**-9)]  # each alone adds nothing to 1
+    if how == "drop":
+        merge = reducer.accumulate(3, average=False)
+        for x in bits[:2]:
+            model(x).backward()
+        merge.drop()
+        for x in bits:
+            model(x).backward()
+    else:
+        with reducer.no_sync():
+            for x in bits[:2]:
+                model(x).backward()
+            model.zero_grad()
+            for x in bits[:2]:
+                model(x).backward()
+        model(bits[2]).backward()
+    assert all(p.grad.unique().tolist() == [1] for p in model.parameters())  # 1 + 2**-8, a tie
+
+
 @on("ranks")
 def test_a_stopped_backward_leaves_16_bit_sums(rank, world):
     model = Constant(torch.bfloat16)
