@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,7 +26,10 @@ def _version() -> str:
 def _origin() -> list[str]:
     """What ranks of a job often share, and ranks of two jobs often do not."""
     here = socket.gethostname()
-    return [here, f"{os.getsid(0)} on {here}", f"{os.getppid()} on {here}", os.getcwd(), " ".join(sys.argv)]
+    folder = ""
+    with contextlib.suppress(OSError):  # it may be deleted
+        folder = os.getcwd()
+    return [here, f"{os.getsid(0)} on {here}", f"{os.getppid()} on {here}", folder, " ".join(sys.argv)]
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_two_processes_of_one_rank(joined):
 
 # Each in a child of one process of its own: what a limit or a variable has done stays in the process.
 ALONE = """
-import os, resource, socket, sys
+import os, resource, socket, sys, tempfile
 import torch, torch.distributed as dist
 import ringlet
 
@@ -184,6 +184,12 @@ def served():
         limited(resource.RLIMIT_NPROC, 1)
         ringlet.init(1, 2, timeout=2)
 
+def deleted():
+    os.chdir(tempfile.mkdtemp())
+    os.rmdir(os.getcwd())
+    ringlet.init(0, 1, dist.HashStore(), timeout=5)
+    raise ringlet.InvalidUsage("joined")
+
 def variable(name, value):
     os.environ[name] = value
     ringlet.init(0, 1, timeout=5)
@@ -203,7 +209,7 @@ CASES = [
     (descriptors, "shared_memory", 0), (descriptors, "tcp", 1), (looks,), (memory, "shared_memory"),
     (memory, "tcp"), (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,), (served,),
     (variable, "RINGLET_HEAP_MIB", "abc"), (variable, "RINGLET_HEAP_MIB", "1000000000"),
-    (variable, "RINGLET_CPU_KERNELS", "nope"),
+    (variable, "RINGLET_CPU_KERNELS", "nope"), (deleted,),
 ]
 for act, *args in CASES:
     child(act, *args)
@@ -222,6 +228,7 @@ SAID = [
     r'InvalidUsage: RINGLET_HEAP_MIB="abc" is not a number of MiB from 32 up',
     r"ResourceError: cannot reserve 1000000000 MiB of addresses: Cannot allocate memory .*; lower RINGLET_HEAP_MIB",
     r"InvalidUsage: RINGLET_CPU_KERNELS=\"nope\" is not one of .*, which this processor and build support",
+    r"InvalidUsage: joined",
 ]
 
 

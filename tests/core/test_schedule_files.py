@@ -66,6 +66,7 @@ def test_the_least_that_a_file_needs():
         (('"world": 2', '"world": 3'), "world 3, root 0, 2 ranks and 0 hosts do not go together"),
         (('"parts": 1', '"parts": 0'), "parts must be a whole number from 1 on, got 0"),
         (('"parts": 1', '"parts": 1, "root": 2'), "world 2, root 2, 2 ranks and 0 hosts do not go together"),
+        (('"parts": 1', '"parts": 1, "hosts": 5, "root": 2'), "hosts must be a list, got 5"),
         (('"parts": 1', '"parts": 1, "hosts": [0]'), "2 ranks and 1 hosts do not go together"),
         (('["send", 1, 0, 1]', '["send", 1, 0]'), r"ranks\[0\]\[0\]: a step is \[verb, peer, first, count\], got"),
         (('["send", 1, 0, 1]', '["send", 1, 0, -1]'), r"ranks\[0\]\[0\] must be a whole number from 0 on, got -1"),

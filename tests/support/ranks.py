@@ -111,7 +111,7 @@ _kept: list[Any] = []  # gloo's groups of the run before
 def leave_torch(backend: str) -> None:
     """Ends torch.distributed in this process. gloo aborts the process where a thread of its own is the last to let go
     of a group: its groups are kept until the process ends, or until it leaves the next ones."""
-    _kept[:] = list(dist.distributed_c10d._world.pg_map) if backend == "gloo" else []
+    _kept[:] = list(dist.distributed_c10d._world.pg_map) if backend != "ringlet" else []
     dist.destroy_process_group()
 
 
@@ -150,7 +150,7 @@ def membership(task: Task) -> Iterator[None]:
         options = ringlet.BackendOptions(transport="tcp") if place == "tcp" else None
         with on_host(host_of(task.rank, task.world, place)):
             dist.init_process_group(
-                backend, store=store, rank=task.rank, world_size=task.world, timeout=limit, pg_options=options
+                backend or None, store=store, rank=task.rank, world_size=task.world, timeout=limit, pg_options=options
             )
             try:
                 yield
@@ -241,7 +241,7 @@ class Pool:
         """`function(rank, world, *args)` on every rank; what became of each, errors included.
 
         join: one of TRANSPORTS, "blocks" or "gpu" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
-                "dist:BACKEND@PLACE": place is "mixed", "blocks" or "tcp".
+                "dist:" (torch's default, gloo) and "dist:BACKEND@PLACE": place is "mixed", "blocks" or "tcp".
         """
         processes = 1 if join in OF_ONE_PROCESS else world
         workers = self._staff(processes)

@@ -288,7 +288,7 @@ def test_a_flush_drops_no_gradients(rank: int, world: int, merges: bool) -> None
     assert model.weight.grad.flatten().tolist() == [150.0 if merges else 300.0]
 
 
-@on(2, "dist:ringlet", "dist:gloo")
+@on(2, "dist:ringlet", "dist:gloo", "dist:")
 def test_averages_do_not_overflow_where_gradients_do_not(rank: int, world: int) -> None:
     model = nn.Linear(1, 1, bias=False, dtype=torch.float16)
     ringlet.GradientReducer(model)

@@ -109,6 +109,25 @@ def test_a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, w
         model.zero_grad()
 
 
+@on("two")
+@pytest.mark.parametrize("seen", [0, 1])
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_stopped_backward_can_be_dropped_where_it_raised(rank, world, seen, reproducible):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
+    merge = GradientReducer(model, reproducible=reproducible, **SMALL).accumulate(4)
+    for _ in range(seen):
+        loss_of(model, rank).backward()
+    if rank == 0:
+        with pytest.raises(ArithmeticError):
+            model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    merge.drop()
+    for step in range(4):
+        loss_of(model, rank, step).backward()
+    assert merge.complete
+    expected = expected_average(model, world, (0, 1, 2, 3))
+    assert_gradients(model, [gradient / 4 for gradient in expected])
+
+
 @on("ranks")
 def test_a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
     """If buckets have gone out when a backward stops, the window goes with the reducer; else the caller drops it."""

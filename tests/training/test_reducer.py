@@ -3,6 +3,7 @@ when, and what it refuses."""
 
 import copy
 import io
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from reducer_checks import (
 )
 from refusals import refused
 from ringlet import GradientReducer, InvalidUsage
+from ringlet.training import agree
 
 
 @on("ranks")
@@ -171,6 +173,38 @@ def test_what_cannot_be_reduced_is_refused(rank, world):
         refused("algorithm must be the name of an algorithm", GradientReducer, nn.Linear(2, 2), algorithm=wrong)
     refused("no parameter of Linear requires a gradient", GradientReducer, nn.Linear(2, 2).requires_grad_(False))
     refused("0 makes sparse gradients", GradientReducer, nn.Sequential(nn.Embedding(4, 4, sparse=True)))
+
+
+@on("two")
+@mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
+def test_what_cannot_be_reduced_on_one_rank_is_refused_on_all(rank, world):
+    group, model = dist.new_group(), nn.Linear(2, 2)
+    if rank == 1:
+        GradientReducer(model, group=dist.new_group([1], use_local_synchronization=True))
+    reason = "another GradientReducer or Zero reduces the gradient of weight already"
+    with pytest.raises(InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):
+        GradientReducer(model, group=group)
+        dist.barrier(group)  # rank 0's values went out without waiting
+
+
+@on("ranks")
+def test_sparse_gradients_of_what_is_not_reduced(rank, world):
+    class Looked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own, self.frozen = (nn.Embedding(4, 4, sparse=True) for _ in range(2))
+            self.frozen.requires_grad_(False)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(self.own(x) + self.frozen(x)).sum()
+
+    model = Looked()
+    model._ddp_params_and_buffers_to_ignore = ["own.weight"]
+    GradientReducer(model)
+    model(torch.tensor([rank])).backward()
+    assert model.own.weight.grad.is_sparse and model.frozen.weight.grad is None
+    assert torch.allclose(model.linear.bias.grad, torch.ones(4))
 
 
 @on("ranks")

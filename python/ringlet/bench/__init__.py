@@ -1,1 +1,1 @@
-"""`ringlet bench`: measures collectives against gloo and MPI libraries, interleaved in one run."""
+"""`ringlet bench`: measures collectives against gloo, interleaved in one run."""

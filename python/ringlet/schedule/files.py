@@ -37,14 +37,15 @@ def from_json(text: str) -> list[Schedule]:
 def _schedule(data: Any, where: str) -> Schedule:
     if not isinstance(data, dict):
         raise ValueError(f"a schedule is an object with collective, world, parts and ranks, got {data!r:.60} {where}")
-    collective, hosts = data.get("collective"), data.get("hosts", [])
+    collective = data.get("collective")
     if collective not in COLLECTIVES:
         raise ValueError(f"{where}.collective must be one of {', '.join(COLLECTIVES)}, got {collective!r:.60}")
     world = _number(data.get("world"), f"{where}.world", 1)
     root = _number(data.get("root", 0), f"{where}.root", 0)
     parts = _number(data.get("parts"), f"{where}.parts", 1)
     ranks = _list(data.get("ranks"), f"{where}.ranks")
-    if len(ranks) != world or root >= world or len(_list(hosts, f"{where}.hosts")) not in (0, world):
+    hosts = _list(data.get("hosts", []), f"{where}.hosts")
+    if len(ranks) != world or root >= world or len(hosts) not in (0, world):
         raise ValueError(f"world {world}, root {root}, {len(ranks)} ranks and {len(hosts)} hosts do not go together")
     steps = [
         [

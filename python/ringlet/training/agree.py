@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import numbers
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
 
 ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
@@ -107,14 +109,15 @@ def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device
     because the group itself may be in other ranks' calls.
     """
     if not _all_refuse(message, group):
-        backend: Any = group._get_backend(device)
+        backend = backend_of(group, device)
         if hasattr(backend, "fail"):
             backend.fail(f"rank {dist.get_rank(group)} refused what other ranks went on with: {message}")
     raise InvalidUsage(message)
 
 
 def _all_refuse(message: str, group: dist.ProcessGroup) -> bool:
-    topic = "ringlet refusal " + hashlib.sha256(message.encode()).hexdigest()
+    alike = re.sub("0x[0-9a-f]+", "", message)  # in which each rank has addresses of its own
+    topic = "ringlet refusal " + hashlib.sha256(alike.encode()).hexdigest()
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     with contextlib.suppress(RuntimeError):  # the store's timeout, and whatever else keeps ranks from agreeing
         store = group.get_group_store()

@@ -46,11 +46,12 @@ def refuse_module(
     wrong = wrapped(module, who, *others)
     if wrong is not None:
         raise InvalidUsage(wrong)
+    trained = {id(parameter) for _, parameter in named if parameter.requires_grad}
     for name, child in module.named_modules():
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse and id(child.weight) in trained:
             raise InvalidUsage(f"{who}: {name or 'the module'} makes sparse gradients: make it with sparse=False")
     refuse_scripted([module], who, "put it into a module, as torch.nn.Sequential(module)")
-    if not any(parameter.requires_grad for _, parameter in named):
+    if not trained:
         raise InvalidUsage(f"{who}: no parameter of {type(module).__name__} requires a gradient")
     for name, parameter in named:
         dtype = getattr(parameter, "grad_dtype", None)  # torch has had it since 2.10; None: any

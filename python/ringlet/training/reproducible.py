@@ -179,7 +179,7 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
     if not hasattr(backend, "algorithm"):
         raise InvalidUsage(
             f"GradientReducer: reproducible=True needs an all-reduce whose order of summation is known, and "
-            f"{dist.get_backend(group)}'s is not: init_process_group('ringlet'), or train with Zero, which adds itself"
+            f"{backend.name()}'s is not: init_process_group('ringlet'), or train with Zero, which adds itself"
         )
     world = dist.get_world_size(group)
     hosts = _hosts(group, device)

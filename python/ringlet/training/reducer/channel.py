@@ -63,7 +63,7 @@ class Channel:
         if not hasattr(backend, "algorithm"):
             raise InvalidUsage(
                 f"algorithm={self.algorithm!r} needs a group on the ringlet backend, and this group is on "
-                f"{dist.get_backend(self.group)}: leave algorithm=None, or init_process_group('ringlet')"
+                f"{backend.name()}: leave algorithm=None, or init_process_group('ringlet')"
             )
         before, backend.algorithm = backend.algorithm, self.algorithm  # raises for an unknown name
         backend.algorithm = before
@@ -88,7 +88,8 @@ class Channel:
         if self._hook is not None and tensors is None:
             return self._call_hook(*self._hook, bucket, last)
         reduced = bucket.buffer if tensors is None else tensors
-        if tensors is None and bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
+        narrow = tensors is None and bucket.buffer.dtype is torch.float16
+        if narrow and backend_of(self.group, bucket.device).name() == "gloo":
             bucket.buffer.div_(dist.get_world_size(self.group))  # gloo's average overflows where the sum does
             op = dist.ReduceOp.SUM
         set_call_label(self.labels.of(bucket.number))

@@ -172,6 +172,8 @@ class GradientMerge(Window):
         """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in `.grad` already, and
         zero_grad() has not dropped them. With reproducible sums, which have none of it, drops the window and says so.
         """
+        if not self._opened:  # or drop() has given it up
+            return
         stopped = f"the previous backward stopped in micro-batch {self.seen + 1} of a window of {self.k}"
         if self._tree is not None and (arrived or self.seen):
             self.forget()

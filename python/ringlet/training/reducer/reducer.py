@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook
 
+from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.training import refusals, replicas
-from ringlet.training.agree import check_agreement, number_in, one_rank
+from ringlet.training.agree import check_agreement, number_in, one_rank, refusing_together
 from ringlet.training.call_labels import BucketLabels
 from ringlet.training.optimizer_steps import call_no_more
 from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
@@ -112,7 +113,6 @@ class GradientReducer(Reduction):
         reproducible: bool = False,
     ) -> None:
         owner = refusals.group_of(module, group, "GradientReducer")
-        refusals.refuse_optimizer(optimizer_in_backward)
         device = refusals.device_of(module)
         options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
@@ -123,21 +123,25 @@ class GradientReducer(Reduction):
             [settings, *(Checks.lines() if reproducible else []), *replicas.describe(module)], owner, device
         )
         title = f"GradientReducer {number_in(owner, 'GradientReducer')} ({type(module).__name__})"
-        options.check()
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
-        refusals.refuse_unsupported(module, named)
         parameters = [parameter for _, parameter in named]
         channel = Channel(owner, algorithm, BucketLabels(title, parameters))
-        channel.check_algorithm(device)
-        if reproducible:
-            refuse_world(dist.get_world_size(owner), "GradientReducer")
-            channel.algorithm = algorithm_of(algorithm, owner, device)
-        optimizers = InBackward(named, optimizer_in_backward)
-        if optimizers and delay:
-            raise InvalidUsage("delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward=")
+        with refusing_together(owner, device):
+            options.check()
+            refusals.refuse_unsupported(module, named)
+            channel.check_algorithm(device)
+            if reproducible:
+                refuse_world(dist.get_world_size(owner), "GradientReducer")
+                channel.algorithm = algorithm_of(algorithm, owner, device)
+            refusals.refuse_optimizer(optimizer_in_backward)
+            optimizers = InBackward(named, optimizer_in_backward)
+            if optimizers and delay:
+                raise InvalidUsage(
+                    "delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward="
+                )
         super().__init__(module, named, options, channel, optimizers)
         replicas.broadcast_state(module, owner)
-        world, backend = dist.get_world_size(owner), dist.get_backend(owner)
+        world, backend = dist.get_world_size(owner), backend_of(owner, device).name()
         self._place_of_rank = f"rank {dist.get_rank(owner)} of {world} on {backend}"  # a destroyed group tells nothing
         optimizers.take_over()
         self._attach(module, parameters, self._noted.hook)

@@ -40,8 +40,9 @@ LOSS_SCALING = (
 
 class ShardedGradient(torch.Tensor):
     """`parts`: (first element of the tensor, unit, first element of the unit's shard, number of elements), of this
-    rank. `added_by_backward`: a whole gradient, not in shards yet."""
+    rank. `number`: its place in `shown`. `added_by_backward`: a whole gradient, not in shards yet."""
 
+    number: int
     _shown: weakref.ref[ShownGradients]
     _parts: list[tuple[int, weakref.ref[UnitGradient], int, int]]
     added_by_backward: torch.Tensor | None
@@ -49,11 +50,11 @@ class ShardedGradient(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, like: torch.Tensor, shown: ShownGradients, parts: list[tuple[int, UnitGradient, int, int]]
+        cls, like: torch.Tensor, shown: ShownGradients, number: int, parts: list[tuple[int, UnitGradient, int, int]]
     ) -> ShardedGradient:
         made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         # Weakly: `.grad` keeps this tensor, and the garbage collector does not look there.
-        made._shown, made.added_by_backward = weakref.ref(shown), None
+        made._shown, made.number, made.added_by_backward = weakref.ref(shown), number, None
         made._parts = [(first, weakref.ref(unit), start, count) for first, unit, start, count in parts]
         return made
 
@@ -128,7 +129,7 @@ def _accumulate(gradient: ShardedGradient, arrived: torch.Tensor, in_place: bool
     """Autograd adds a gradient that it did not see coming: Zero takes it from here."""
     made = gradient
     if not in_place:
-        made = ShardedGradient(gradient, gradient.shown, gradient.parts)
+        made = ShardedGradient(gradient, gradient.shown, gradient.number, gradient.parts)
         made.added_by_backward = gradient.added_by_backward
     arrived = arrived.detach()
     made.added_by_backward = arrived if made.added_by_backward is None else made.added_by_backward + arrived
@@ -165,7 +166,7 @@ class ShownGradients:
 
     def _made(self, tensor: torch.Tensor, parts: list[tuple[int, UnitGradient, int, int]]) -> ShardedGradient:
         with torch._C.DisableTorchFunctionSubclass():  # a released parameter is one
-            return ShardedGradient(tensor, self, parts)
+            return ShardedGradient(tensor, self, len(self._shown), parts)
 
     def show(self) -> None:
         self._norms.clear()
@@ -261,9 +262,8 @@ class ShownGradients:
         if order not in self._norms:
             self._norms[order] = self._all_norms(order)
         norms = self._norms[order]
-        number = next((n for n, slot in enumerate(self._slots) if slot is gradient), None)
-        if number is not None:
-            found = norms[number]
+        if gradient.number < len(self._slots):
+            found = norms[gradient.number]
         elif self._groups > 1 or self._window.reproducible:
             why = "with reproducible=True" if self._groups == 1 else "which has several groups"
             raise InvalidUsage(
