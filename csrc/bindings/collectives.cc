@@ -134,8 +134,9 @@ constexpr size_t kKeepGilBytes = size_t{64} << 10;
 
 /// Releases the GIL when a wait gives the processor up. From then on other threads could free the memory.
 struct LetGoOfGil final : RuntimeHooks {
-  explicit LetGoOfGil(const Bound& bound) : RuntimeHooks{&leave, &enter}, bound(bound) { runtime_hooks = this; }
-  ~LetGoOfGil() { runtime_hooks = nullptr; }
+  explicit LetGoOfGil(const Bound& bound)
+      : RuntimeHooks{&leave, &enter}, bound(bound), around(std::exchange(runtime_hooks, this)) {}
+  ~LetGoOfGil() { runtime_hooks = around; }
   LetGoOfGil(const LetGoOfGil&) = delete;
 
   static void* leave() {
@@ -146,6 +147,7 @@ struct LetGoOfGil final : RuntimeHooks {
   static void enter(void* state) { take_gil_back(static_cast<PyThreadState*>(state)); }
 
   const Bound bound;
+  const RuntimeHooks* const around;  // of a call that a signal handler interrupts
   mutable std::optional<MemoryHold> hold{};
 };
 

@@ -33,6 +33,7 @@ void report(void* pointer, int64_t bytes, size_t in_use) {
 
 class RegisteredAllocator final : public c10::Allocator {
  public:
+  RegisteredAllocator();
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
@@ -56,6 +57,7 @@ class RegisteredAllocator final : public c10::Allocator {
   void* allocate_block(size_t bytes);
   std::byte* take(size_t bytes);
   void give_back(std::byte* pointer);
+  bool drop_cached();
 
   const std::shared_ptr<Heap> heap_ = Heap::process();
   std::atomic<bool> forked_{false};
@@ -77,6 +79,10 @@ RegisteredAllocator& instance() {
     return made;
   }();
   return *allocator;
+}
+
+RegisteredAllocator::RegisteredAllocator() {
+  heap_->when_full([] { return instance().drop_cached(); });
 }
 
 c10::DataPtr RegisteredAllocator::allocate(size_t bytes) {
@@ -148,6 +154,21 @@ void RegisteredAllocator::release(void* pointer) {
   } else if (!self.forked_.load(std::memory_order_relaxed)) {  // a forked child must not free its parent's tensors
     self.give_back(static_cast<std::byte*>(pointer));
   }
+}
+
+/// Whether there was a block to free.
+bool RegisteredAllocator::drop_cached() {
+  decltype(free_) dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped.swap(free_);
+    cached_ = 0;
+  }
+  bool any = false;
+  for (const auto& [size, blocks] : dropped) {
+    for (std::byte* block : blocks) heap_->free(block), any = true;
+  }
+  return any;
 }
 
 void RegisteredAllocator::give_back(std::byte* pointer) {

@@ -91,6 +91,7 @@ void CallQueue::run_reserved(Work& work, const std::function<void()>& job, std::
     error = std::current_exception();
   }
   complete(work, std::move(keep), error);
+  tell_settled();
 }
 
 bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {

@@ -418,7 +418,15 @@ void Communicator::abort(const std::string& reason) {
     const std::lock_guard lock(gpus_mutex_);
     gpus = gpus_;
   }
-  for (auto& [device, gpu] : gpus) gpu->abort(reason);
+  std::exception_ptr failed;
+  for (auto& [device, gpu] : gpus) {
+    try {
+      gpu->abort(reason);
+    } catch (const Error&) {  // such as no thread; the other GPUs' calls end
+      failed = std::current_exception();
+    }
+  }
+  if (failed) std::rethrow_exception(failed);
 }
 
 bool Communicator::completing() const {
@@ -473,7 +481,7 @@ void Communicator::close(std::chrono::milliseconds patience) {
   const bool turn = leaving.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
   bool quiet = leaving.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
   quiet = leaving.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
-  if (!quiet) health().abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
+  if (!quiet) health().abort(in_words([&] { return health().self() + " closed the group while this call was pending"; }));
   if (!turn) await_turn(kForAsLongAsItTakes);
   collectives_->end();
   messenger_->end();
@@ -500,7 +508,7 @@ void Communicator::tell_made(double seconds) const {
   log(LogLevel::info, engine_->calls().source(), text + "; timeout " + in_seconds(timeout_.load()));
 }
 
-void Communicator::tell_end() const {
+void Communicator::tell_end() const try {
   if (!logging(LogLevel::info)) return;
   const CallLog& calls = engine_->calls();
   std::string text = "group closed: " + std::to_string(calls.made()) + " calls, " + in_binary_units(bytes_received()) +
@@ -508,6 +516,7 @@ void Communicator::tell_end() const {
                      " asleep in waits";
   if (const auto kind = engine_->health().failure()) text += "; it had failed: " + std::string(ringlet::name(*kind));
   log(LogLevel::info, calls.source(), text);
+} catch (const std::bad_alloc&) {  // nothing is told
 }
 
 /// Takes the group's turn for good; false if another thread held it all the time.

@@ -74,7 +74,7 @@ void refuse_closed(const std::string& call) {
   throw InvalidUsage(call + " on a group that was closed: make a new group first");
 }
 
-Messenger::Messenger(P2p& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
+Messenger::Messenger(P2p& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()), examined_(2 * (static_cast<size_t>(p2p.world()) + 1)) {}
 
 Messenger::~Messenger() { end(); }
 
@@ -285,8 +285,14 @@ bool Messenger::examine() {
   const bool look_at_process = now - looked_ >= kProcessCheckEvery;
   if (look_at_process) looked_ = now;
   bool tell = look_at_process;  // the first of all that are pending: it stands for them
+  // Messages one way with one peer end in the same way, but for their deadlines: only the first looks.
+  examined_.assign(2 * (static_cast<size_t>(p2p_.world()) + 1), false);
   const auto changed = [&](const Pending& pending, size_t moved) {
     if (std::exchange(tell, false)) p2p_.health().say_message(context(pending, moved)), told_ = true;
+    const Message& message = pending.message;
+    const size_t way = 2 * static_cast<size_t>(message.peer + 1) + (message.sending ? 1 : 0);
+    if (examined_[way] && !is_late(pending.began, message.timeout, now)) return false;
+    examined_[way] = true;
     return examine(pending, moved, look_at_process);
   };
   for (const auto& queue : outgoing_) {
@@ -425,13 +431,15 @@ void Messenger::end() {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
     ended_ = true;
-    auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
+    std::exception_ptr error;
     try {
       p2p_.health().raise_if_failed();
       if (moving_ > 0) {  // posted as the end began; a peer may be reading its tensor
-        p2p_.health().fail(ErrorKind::peer_lost,
-                           p2p_.health().self() + " closed the group while a message was pending");
+        p2p_.health().fail(ErrorKind::peer_lost, in_words([&] {
+                             return p2p_.health().self() + " closed the group while a message was pending";
+                           }));
       }
+      throw InvalidUsage("the group was closed while this message was pending");
     } catch (...) {
       error = std::current_exception();
     }

@@ -101,6 +101,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::vector<std::deque<std::shared_ptr<Pending>>> outgoing_;  // by peer
   std::list<std::shared_ptr<Pending>> receives_;                // posted and not yet matched, in order
   std::vector<Incoming> incoming_;                              // by peer: the message being taken
+  std::vector<bool> examined_;                                  // by peer and way, while all that are pending are
   std::list<UnexpectedMessage> unexpected_;                     // in order of arrival
   std::shared_ptr<Pending> completed_;  // and not yet told: the first of a chain, which needs no memory
   Pending* last_completed_ = nullptr;   // of that chain, if there is one

@@ -12,7 +12,7 @@
 
 namespace ringlet::cuda {
 struct PullArgs;      // pull.h
-struct ExchangeArgs;  // exchange.h
+struct ExchangeArgs;  // all_to_all.h
 struct LowArgs;       // low_latency.h
 }  // namespace ringlet::cuda
 
@@ -49,7 +49,7 @@ struct RingletCudaDevice {
   size_t bytes;        ///< sizeof(RingletCudaDevice) where the library was built
   const char* serves;  ///< the tensors whose memory it reaches, by torch's name of their device: "cuda"
 
-  /// reduce.h's contract, `streaming` aside, on addresses that the device reaches; up to `most_sources` sources.
+  /// reduce.h's contract on addresses that the device reaches; up to `most_sources` sources.
   int (*reduce)(const ringlet::ReduceArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
   int most_sources;
   int (*copy)(void* dst, const void* src, size_t bytes, void* stream);

@@ -96,7 +96,7 @@ void Health::examine(const Waiting& waiting, Look look, Clock::time_point now) {
   if (failed()) failure_.raise("");
   carrier_.poll(look);
   raise_noted(&waiting);
-  if (now - waiting.began < std::clamp(waiting.timeout, -kLongestTimeout, kLongestTimeout)) {
+  if (!is_late(waiting.began, waiting.timeout, now)) {
     report_straggler(waiting, now);
   } else if (!waiting.reached || !waiting.reached()) {
     time_out(waiting);

@@ -8,6 +8,7 @@
 // collective from the thread that makes the call; all else from any thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -52,6 +53,12 @@ struct Waiting {
   bool receiving = false;                  ///< of a message that is received
   std::function<std::string()> context{};  ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
+
+/// Whether the deadline of a wait that began then has passed.
+inline bool is_late(Deadline::Clock::time_point began, std::chrono::milliseconds timeout,
+                    Deadline::Clock::time_point now) {
+  return now - began >= std::clamp(timeout, -kLongestTimeout, kLongestTimeout);
+}
 
 class Health {
  public:

@@ -103,6 +103,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   int captured = 0;
   check_device(device_, device_.capturing(stream, &captured), "asking whether a stream is captured");
   const Launch launch{Deadline::after(timeout), what};
+  // Made early: what is launched is watched, also when memory is short.
+  std::list<Pending> entry{{nullptr, stream, launch.deadline, "", work}};
   std::exception_ptr failed;
   void* done = nullptr;
   try {
@@ -134,7 +136,9 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     return work;
   }
   const bool idle = pending_.empty();
-  pending_.push_back({done, stream, launch.deadline, engines_->last_call(), work});
+  entry.front().event = done;
+  entry.front().what = in_words([&] { return engines_->last_call(); });
+  pending_.splice(pending_.end(), entry);
   if (idle) changed_.notify_all();  // otherwise it looks soon by itself; woken for each call it would be in the way
   return work;
 }

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -109,7 +109,7 @@ class GpuGroup {
 
   std::mutex mutex_;  // guards all that follows; nobody waits for the device with it
   std::condition_variable changed_;
-  std::deque<Pending> pending_;
+  std::list<Pending> pending_;
   std::optional<Launch>
       launch_;                 // the watch asks the device nothing meanwhile: a launch that waits has the driver's lock
   bool wanted_ = false;        // the watch would have: who launches asks for it

@@ -15,7 +15,7 @@
 namespace ringlet {
 namespace {
 
-const Token& this_process() {
+const Token& token_of_process() {
   static const Token token = random_token();
   return token;
 }
@@ -72,7 +72,7 @@ bool PeerMemory::Offer::shares_device(const Offer& other) const {
 
 PeerMemory::Offer PeerMemory::nothing(const RingletCudaDevice& device) {
   Offer offer;
-  offer.process = this_process();
+  offer.process = token_of_process();
   check_device(device, device.identity(&offer.device), "asking for the device's identity");
   return offer;
 }

@@ -55,7 +55,7 @@ class Heap::Living {
   Living() {
     ::pthread_atfork([] { heaps.mutex_.lock(); }, [] { heaps.mutex_.unlock(); },
                      [] {
-                       for (Heap* heap : heaps.heaps_) heap->map_.make_private(heap->file_.get());
+                       for (Heap* heap : heaps.heaps_) heap->make_private();
                        heaps.mutex_.unlock();
                      });
   }
@@ -91,6 +91,11 @@ Heap::Heap(size_t bytes) : owner_(this_process()), ranges_(bytes) {
 
 Heap::~Heap() { Living::heaps.remove(*this); }
 
+/// In a forked child. Its own child copies its pages, which are private already.
+void Heap::make_private() noexcept {
+  if (!std::exchange(private_, true)) map_.make_private(file_.get());
+}
+
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   if (bytes <= map_.bytes()) {
@@ -102,8 +107,10 @@ std::byte* Heap::allocate(size_t bytes) {
 }
 
 std::optional<size_t> Heap::take(size_t bytes, size_t alignment) {
-  const std::optional<size_t> offset = ranges_.take(bytes, alignment);
-  return offset || !free_unused() ? offset : ranges_.take(bytes, alignment);
+  std::optional<size_t> offset = ranges_.take(bytes, alignment);
+  if (!offset && free_unused()) offset = ranges_.take(bytes, alignment);
+  if (const auto drop = drop_cached_.load(); !offset && drop != nullptr && drop()) offset = ranges_.take(bytes, alignment);
+  return offset;
 }
 
 bool Heap::free_unused() noexcept {
@@ -115,11 +122,11 @@ bool Heap::free_unused() noexcept {
          }) > 0;
 }
 
-void Heap::free_when(std::byte* pointer, std::function<bool()> unused) noexcept {
+void Heap::free_when(Retirement retirement) noexcept {
   if (owner_ != this_process()) return;
   {
     const std::lock_guard lock(mutex_);
-    retired_.push_back({pointer, std::move(unused)});
+    retired_.splice(retired_.end(), retirement);
   }
   free_unused();
 }

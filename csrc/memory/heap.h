@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,12 +40,22 @@ class Heap {
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer) noexcept;
 
-  /// Frees a block when `unused` says that no peer reads it any more. The call does not wait for that: the heap asks
-  /// again at the next such call, and when it is full. `unused` must not call the heap.
-  void free_when(std::byte* pointer, std::function<bool()> unused) noexcept;
+  /// A block, and whether no peer reads it any more. `unused` must not call the heap.
+  struct Retired {
+    std::byte* pointer;
+    std::function<bool()> unused;
+  };
+  using Retirement = std::list<Retired>;  // made early: what ends a group must not need memory
+  /// Frees blocks when they are unused. The call does not wait for that: the heap asks again at the next such call, and
+  /// when it is full.
+  void free_when(Retirement retirement) noexcept;
 
   /// Checks all blocks of free_when() now. Returns whether one was freed.
   bool free_unused() noexcept;
+
+  /// `drop` frees blocks that somebody keeps for later allocations, and returns whether there were any. A full heap calls
+  /// it.
+  void when_full(bool (*drop)()) { drop_cached_ = drop; }
 
   /// A counter in the heap. Its place holds only counters (type-stable memory), and it never has the same value twice.
   /// A peer that reads it after drop_counter() sees that it has moved on, and never other data.
@@ -70,22 +81,20 @@ class Heap {
   size_t allocated_bytes() const { return ranges_.taken_bytes(); }
 
  private:
-  struct Retired {
-    std::byte* pointer;
-    std::function<bool()> unused;
-  };
-
   class Living;
 
   std::optional<size_t> take(size_t bytes, size_t alignment);
+  void make_private() noexcept;
 
   Descriptor file_;
   Mapping map_;
   uint64_t id_;
-  int owner_;  // the process that may allocate
+  int owner_;             // the process that may allocate
+  bool private_ = false;  // what this process writes reaches no other: it is a forked child
+  std::atomic<bool (*)()> drop_cached_{nullptr};
   Ranges ranges_;
   std::mutex mutex_;
-  std::vector<Retired> retired_;                  // guarded by mutex_
+  std::list<Retired> retired_;                    // guarded by mutex_
   std::vector<std::atomic<uint64_t>*> counters_;  // not in use; guarded by mutex_
 };
 

@@ -74,7 +74,7 @@ struct Peer {
 class SharedMemory final : public Transport {
  public:
   SharedMemory(int rank, int world, Rings rings)
-      : Transport(rank, world, rings), heap_(Heap::process()), peers_(world), wakeups_(world) {}
+      : Transport(rank, world, rings), heap_(Heap::process()), peers_(std::make_shared<std::vector<Peer>>(world)), wakeups_(world) {}
   ~SharedMemory() override { depart(); }
 
   void connect(Store& store, const std::string& name, const Deadline& deadline) {
@@ -100,8 +100,8 @@ class SharedMemory final : public Transport {
   std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept override {
     return heap_->locate(pointer, bytes);
   }
-  bool alive(int peer) const noexcept override { return peer == rank_ || !is_readable(peers_[peer].watch); }
-  int watch(int peer) const noexcept override { return peers_[peer].watch.get(); }
+  bool alive(int peer) const noexcept override { return peer == rank_ || !is_readable((*peers_)[peer].watch); }
+  int watch(int peer) const noexcept override { return (*peers_)[peer].watch.get(); }
   int wakeup(int rank, ConnectionKind kind) const noexcept override {
     return layout_.has_ring(kind) ? wakeups_[rank][static_cast<size_t>(kind)].get() : -1;
   }
@@ -111,11 +111,8 @@ class SharedMemory final : public Transport {
     if (region_ == nullptr) return;
     Transport::depart();
     if (presence_ != nullptr) heap_->drop_counter(*presence_);
-    auto readers = std::make_shared<std::vector<Peer>>(std::move(peers_));
-    heap_->free_when(std::exchange(region_, nullptr), [readers] {
-      std::erase_if(*readers, [](const Peer& peer) { return peer.departed(); });
-      return readers->empty();
-    });
+    region_ = nullptr;
+    heap_->free_when(std::move(retirement_));
   }
 
  private:
@@ -136,7 +133,11 @@ class SharedMemory final : public Transport {
   }
 
   void make_region() {
-    region_ = heap_->allocate(layout_.bytes());
+    retirement_.push_back({nullptr, [readers = peers_] {
+                             std::erase_if(*readers, [](const Peer& peer) { return peer.departed(); });
+                             return readers->empty();
+                           }});
+    region_ = retirement_.front().pointer = heap_->allocate(layout_.bytes());
     presence_ = &heap_->take_counter();
     // A reused block of the heap holds old bytes. The counters must be zero before a peer reads them.
     std::memset(region_, 0, layout_.staging());
@@ -176,25 +177,27 @@ class SharedMemory final : public Transport {
 
   /// From here on, the peers that have joined count as readers of this rank's region.
   void adopt(std::vector<Introduced>& joined, const std::vector<RegionInfo>& infos) {
+    std::vector<Peer>& peers = *peers_;
     for (int q = 0; q < world_; ++q) {
-      peers_[q].watch = std::move(joined[q].watch);
-      peers_[q].held = std::move(joined[q].held);
+      peers[q].watch = std::move(joined[q].watch);
+      peers[q].held = std::move(joined[q].held);
     }
     for (int q = 0; q < world_; ++q) {
       if (!joined[q].heap.valid()) continue;
       const std::shared_ptr<const Mapping> heap = map_heap(infos[q].heap_id, joined[q].heap, infos[q].heap_bytes);
-      peers_[q].presence = reinterpret_cast<const std::atomic<uint64_t>*>(heap->base() + infos[q].presence);
-      peers_[q].present = infos[q].present;
+      peers[q].presence = reinterpret_cast<const std::atomic<uint64_t>*>(heap->base() + infos[q].presence);
+      peers[q].present = infos[q].present;
       wakeups_[q] = std::move(joined[q].wakeups);
       links_[q] = {heap->base() + infos[q].region, heap->base()};
-      peers_[q].heap = heap;
+      peers[q].heap = heap;
     }
   }
 
   std::shared_ptr<Heap> heap_;
   std::byte* region_ = nullptr;
   std::atomic<uint64_t>* presence_ = nullptr;
-  std::vector<Peer> peers_;
+  std::shared_ptr<std::vector<Peer>> peers_;
+  Heap::Retirement retirement_;  // of the region, when no peer reads it
   std::vector<std::vector<Descriptor>> wakeups_;
 };
 

@@ -42,7 +42,12 @@ Registry& registry = *[] {
 Socket::Socket(int fd) : fd_(fd) {
   if (fd_ < 0) return;
   const std::lock_guard lock(registry.mutex);
-  registry.sockets.insert(fd_);
+  try {
+    registry.sockets.insert(fd_);
+  } catch (const std::bad_alloc&) {
+    ::close(fd_);
+    throw;
+  }
 }
 
 Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}

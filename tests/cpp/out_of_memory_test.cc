@@ -308,6 +308,53 @@ bool connect(int n) {
   return refused > 0;
 }
 
+/// Whether an allocation was refused while rank 0 left its group, in which a message of its own was pending.
+bool leave(Between between, int n, bool later_too) {
+  static int generation = 0;
+  const std::string name = "leaving-" + std::to_string(++generation);
+  const Token key = random_token();
+  std::latch called(2);
+  std::vector<std::thread> ranks;
+  refused = 0;
+  for_good = later_too;
+  std::string text;
+  Outcome left = Outcome::right;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Values data(1000, 1.0f), late(10);
+      auto group = std::make_unique<Communicator>(make_engine(name, rank, 2, between, key), kNever);
+      group->run(all_reduce(data, data.size()));
+      if (rank == 0) group->start(Message{1, false, DType::float32, late.size(), bytes(late), {}}, nullptr);
+      called.arrive_and_wait();
+      if (rank == 0) {
+        wanted = n;
+        arm();
+        try {
+          group->close(std::chrono::milliseconds(0));
+        } catch (const std::bad_alloc&) {  // the end goes on
+        }
+        group.reset();
+        armed = counted = false;
+      } else {
+        left = outcome_of([&] { return group->run(all_reduce(data, data.size())), false; }, text);
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  const std::string where = " over " + std::to_string(static_cast<int>(between)) + ", n " + std::to_string(n);
+  check_report(left == Outcome::error, __FILE__, __LINE__, "the other rank" + where + ": " + text);
+  return refused > 0;
+}
+
+TEST(a_group_ends_without_memory) {
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp, Between::mixed}) {
+    for (const bool later_too : {false, true}) {
+      for (int n = 0; leave(between, n, later_too); ++n) {
+      }
+    }
+  }
+}
+
 TEST(connections_are_made_or_refused_without_memory) {
   for (int n = 0; connect(n); ++n) {
   }

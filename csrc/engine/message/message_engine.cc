@@ -8,9 +8,10 @@
 namespace ringlet {
 namespace {
 
+constexpr std::chrono::milliseconds kLookEvery{10};  ///< between two looks for reports as calls begin, at least
+
 // A segment's messages are large enough to be worth their headers and system calls. They are small enough that a call
 // of middle size has several segments under way, and that a message is still in the cache when it is combined.
-constexpr std::chrono::milliseconds kLookEvery{10};
 constexpr size_t kSegmentBytes = size_t{256} << 10;      ///< the most that a segment of the message engine has
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;  ///< the least that a segment has, if a call has several
 constexpr size_t kSegmentsWanted = 4;                    ///< segments of a message of a size between
