@@ -24,6 +24,7 @@ from ringlet.group_key import rendezvous_key
 from ringlet.intruders import Intruders
 from ringlet.schedule.registry import load_given
 from ringlet.store import asked, from_environment, serves
+from ringlet.untraced import keep_untraced_if_loaded
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -483,6 +484,7 @@ def prepare(rank: int, world: int, transport: str | None = None) -> tuple[str, f
     Returns the transport, the time, for `log.made`, and what is wrong with the environment: the rendezvous raises it on
     all ranks."""
     wrong: Error | None = None
+    keep_untraced_if_loaded()
     try:
         log.configure(rank, world)
         load_given()

@@ -100,3 +100,32 @@ def test_zero_of_a_compiled_module(rank, world, way, stage):
     with zero.gathered():
         compare(alone, model.parameters())
     assert zero.steps == STEPS and graphs() > 0
+
+
+@on(2, "dist:ringlet")
+@pytest.mark.parametrize("way", ["reducer", 1, 3])
+@fresh_graphs()
+def test_a_compiled_training_step(rank, world, way):
+    """Backward, hooks and update run inside the compiled function, between its graphs."""
+    model = make()
+    alone = copy.deepcopy(model)
+    if way == "reducer":
+        ringlet.GradientReducer(model, **SMALL)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    else:
+        zero = ringlet.Zero(model, torch.optim.SGD, way, lr=1e-2, **LIMITS)
+
+    @torch.compile(backend="aot_eager")
+    def step(*given):
+        loss_of(model, *given).backward()
+        if way == "reducer":
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            zero.step()
+
+    for number in range(STEPS):
+        step(*batch(number, rank))
+    train_alone(alone, world, STEPS, torch.optim.SGD, lr=1e-2)
+    with contextlib.nullcontext() if way == "reducer" else zero.gathered():
+        compare(alone, model.parameters())

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
@@ -293,6 +295,38 @@ def test_arguments_of_wrong_kinds_are_refused(rank, world):
         for value in values:
             refused(name, GradientReducer, mlp(), **{name: value})
     refused("module is a list", GradientReducer, [mlp()])
+
+
+@on("ranks")
+def test_classes_of_torch_distributed_that_reduce_nothing(rank, world):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    expected = expected_average(model, world)
+    apply_activation_checkpointing(model)
+    assert type(model[0]).__module__.startswith("torch.distributed.")
+    GradientReducer(model)
+    loss_of(model, rank).backward()
+    assert_gradients(model, expected)
+    replicate(model)
+    refused("the module is a DDPSequential, which reduces gradients itself", loss_of, model, rank)
+
+
+@on("ranks")
+def test_a_part_that_a_zero_trains_is_left_to_it(rank, world):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    expected = expected_average(model, world)
+    model._ddp_params_and_buffers_to_ignore = ["1.weight", "1.bias"]
+    GradientReducer(model)
+    zero = ringlet.Zero(model[1], torch.optim.SGD, 3, lr=1.0, persistence_elements=0)
+    with zero.gathered():
+        before = [p.detach().clone() for p in model[1].parameters()]
+    loss_of(model, rank).backward()
+    assert_gradients(model[0], expected[:2])
+    zero.step()
+    with zero.gathered():
+        for old, p, gradient in zip(before, model[1].parameters(), expected[2:], strict=True):
+            torch.testing.assert_close(p.detach(), old - gradient)
 
 
 @on("ranks")

@@ -244,6 +244,19 @@ def test_parameters_in_one_memory(rank, world):
 
 
 @on("two")
+def test_fused_kernels_are_not_reproducible(rank, world):
+    reason = "fused=True with reproducible=True"
+    given = {"lr": 1e-2, "reproducible": True}
+    refused(reason, zero_of, make(), fused=True, **given)
+    fused = {"fused": True}
+    refused(reason, zero_of, make(), options_of=lambda name, p: fused if p.ndim > 1 else {}, **given)
+    zero = zero_of(make(), **given)
+    loss_of(zero.module, *batch(0, rank)).backward()
+    zero.optimizer.param_groups[0]["fused"] = True
+    refused(reason, zero.step)
+
+
+@on("two")
 def test_a_removed_zero_refuses(rank, world):
     for stage in (1, 2, 3):
         zero = zero_of(make(), stage=stage, lr=1e-2)
@@ -255,6 +268,7 @@ def test_a_removed_zero_refuses(rank, world):
             zero.step,
             lambda: zero.step(partial=True),  # noqa: B023
             zero.optimizer.step,
+            zero.state_dict,
             lambda: zero.clip_grad_norm_(1.0),  # noqa: B023
             lambda: zero.gathered().__enter__(),  # noqa: B023
             lambda: zero.load_state_dict(kept),  # noqa: B023

@@ -18,17 +18,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlet._C import GradientArrivals, hook_fallback, storage_owners
 from ringlet.errors import InvalidUsage
+from ringlet.untraced import keep_untraced
 
 __all__ = [
     "ForwardHook",
     "GradientArrivals",
     "HooksLast",
+    "beside_modes",
     "has_own_memory",
     "on_gradient",
     "own_memory",
     "owner_of",
     "storage_owners",
-    "untraced",
 ]
 
 
@@ -114,7 +115,7 @@ def owner_of(parameter: torch.Tensor) -> Any:
     return next((method.__self__ for method in methods if method is not None), None)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def beside_modes(function: Callable[..., Any], *arguments: Any) -> Any:
     if torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0:
         return function(*arguments)
     # The modes of the program, such as a selective checkpoint's, are about its operations, and not about these.
@@ -122,25 +123,15 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
 
-@functools.cache
-def _untraced_call() -> Callable[..., Any]:
-    # not made when this is imported: it takes a second, which the first optimizer of torch's takes too
-    return torch.compiler.disable(_call, reason="hooks of GradientReducer and Zero communicate")
-
-
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as code under torch.compile calls it: not compiled."""
-    return functools.partial(_untraced_call(), function)
-
-
 class ForwardHook(functools.partial[None]):
-    """`function` as a hook on a module's forward, untraced.
+    """`function` as a hook on a module's forward.
 
     In a copy of the module, or in a module loaded from a file, it does nothing: a copy is the module by itself.
     """
 
     def __new__(cls, function: Callable[..., None]) -> ForwardHook:
-        return super().__new__(cls, _untraced_call(), function)
+        keep_untraced()
+        return super().__new__(cls, beside_modes, function)
 
     def __reduce__(self) -> Any:
         # a call without an effect, whatever its arguments, that is read without ringlet

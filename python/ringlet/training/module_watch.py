@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import replicas
 from .agree import refuse_together
-from .refusals import shared_with_ddp
+from .refusals import shared_with_ddp, wrapped
 
 _values_of = methodcaller("values")  # those of a ScriptModule are no dict
 _address_of = torch.Tensor.data_ptr
@@ -29,7 +29,7 @@ class ModuleWatch:
     0.1 us a parameter: all loops are the interpreter's own. If it is False, `change` describes the change if it
     concerns gradients. Then `take` lets `same` compare with the module as it is now. Of `moving` parameters, `same`
     compares neither memory nor core. `refuse_ddp` and `refuse_change` raise InvalidUsage on all ranks, for `who`, which
-    trains the parameters `trained`.
+    trains the parameters `trained`. `others`: as for `wrapped`.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class ModuleWatch:
         trained: list[tuple[str, torch.nn.Parameter]],
         group: dist.ProcessGroup,
         moving: Iterable[torch.Tensor] = (),
+        others: tuple[type[torch.nn.Module], ...] = (),
     ) -> None:
         self._module, self._who, self._trained, self._group = module, who, trained, group
+        self._others = others
         self._alone: Any = None  # the DDP whose forward was found to share no parameter
         self._moving = {id(p) for p in moving}
         self._at_first = dict(replicas.parameters_of(module))
@@ -62,6 +64,9 @@ class ModuleWatch:
         self._alone = active
 
     def refuse_change(self) -> None:
+        wrong = wrapped(self._module, {id(p) for _, p in self._trained}, self._who, *self._others)
+        if wrong is not None:
+            self.refuse(wrong)
         change = self.change()
         if change is not None:
             self.refuse(
@@ -73,7 +78,8 @@ class ModuleWatch:
         """Of a module that torch.func.functional_call has filled with other tensors, takes nothing."""
         if not all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
             return
-        modules = list(self._module.modules())
+        self._modules = modules = list(self._module.modules())
+        self._classes = list(map(type, modules))  # replicate() exchanges it
         self._parameters = [m._parameters for m in modules if m._parameters]
         self._children = [m._modules for m in modules if m._modules]
         self._empty = [table for m in modules for table in (m._parameters, m._modules) if not table]
@@ -82,7 +88,8 @@ class ModuleWatch:
         self._children_held = [dict(children) for children in self._children]
         self._tensors = list({id(p): p for p in self._held if p is not None}.values())
         self._frozen = [p for p in self._tensors if not p.requires_grad]
-        self._placed = [p for p in self._tensors if id(p) not in self._moving]
+        own = {id(p) for p in dict(replicas.parameters_of(self._module)).values()} - self._moving
+        self._placed = [p for p in self._tensors if id(p) in own]
         self._addresses = list(map(_address_of, self._placed))
         self._impls = list(map(_impl_of, self._placed))
 
@@ -93,6 +100,7 @@ class ModuleWatch:
             and all(map(is_, held, self._held))  # never ==, which is elementwise
             and not any(self._empty)
             and self._children == self._children_held
+            and list(map(type, self._modules)) == self._classes
             and not any(map(_requires_grad, self._frozen))
             and list(map(_address_of, self._placed)) == self._addresses
             and list(map(_impl_of, self._placed)) == self._impls

@@ -3,7 +3,7 @@ names the parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -43,10 +43,10 @@ def refuse_module(
                 f"{who}: another GradientReducer or Zero reduces the gradient of {name} already: call remove() of that "
                 f"one first, or give this {who} a module without this parameter"
             )
-    wrong = wrapped(module, who, *others)
+    trained = {id(parameter) for _, parameter in named if parameter.requires_grad}
+    wrong = wrapped(module, trained, who, *others)
     if wrong is not None:
         raise InvalidUsage(wrong)
-    trained = {id(parameter) for _, parameter in named if parameter.requires_grad}
     for name, child in module.named_modules():
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse and id(child.weight) in trained:
             raise InvalidUsage(f"{who}: {name or 'the module'} makes sparse gradients: make it with sparse=False")
@@ -67,12 +67,19 @@ def refuse_scripted(modules: Iterable[nn.Module], who: str, instead: str) -> Non
         raise InvalidUsage(f"{who} needs hooks on the forward, and torch.jit.ScriptModule runs none: {instead}")
 
 
-def wrapped(module: nn.Module, who: str, *others: type[nn.Module]) -> str | None:
-    """The error text if a module in it reduces gradients itself: DDP, `others`, or a module that torch.distributed has
-    wrapped (FSDP, fully_shard, replicate)."""
+# FSDP, fully_shard() and replicate(). Other classes of torch.distributed reduce nothing, such as that of activation
+# checkpoints.
+_REDUCE = ("torch.distributed.fsdp", "torch.distributed._composable.replicate")
+
+
+def wrapped(module: nn.Module, trained: Container[int], who: str, *others: type[nn.Module]) -> str | None:
+    """The error text if a module in it reduces gradients of `trained` parameters (their ids) itself: DDP, `others`, or
+    a module that torch.distributed has wrapped."""
     for name, child in module.named_modules():
-        theirs = any(c.__module__.startswith("torch.distributed.") for c in type(child).__mro__)
-        if theirs or isinstance(child, (DistributedDataParallel, *others)):
+        theirs = any(c.__module__.startswith(_REDUCE) for c in type(child).__mro__)
+        if not theirs and not isinstance(child, (DistributedDataParallel, *others)):
+            continue
+        if any(id(parameter) in trained for parameter in child.parameters()):
             kind = type(child).__name__
             return (
                 f"{who}: {name or 'the module'} is a {kind}, which reduces gradients itself: give {who} the plain "

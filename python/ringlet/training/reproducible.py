@@ -8,7 +8,8 @@ rank adds by itself is a subtree, and so is what ranks add together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -134,6 +135,15 @@ def refuse_k(k: int, average: bool, what: str) -> None:
         raise InvalidUsage(
             f"{what}: average=False with reproducible=True: a sum over micro-batches depends on how many a rank has: "
             "leave average=True"
+        )
+
+
+def refuse_fused(groups: Iterable[dict[str, Any]]) -> None:
+    """For Zero, which gives an optimizer parts of tensors."""
+    if any(group.get("fused") for group in groups):
+        raise InvalidUsage(
+            "Zero: fused=True with reproducible=True: torch's fused kernels round the last elements of a tensor another "
+            "way, and which elements are the last of a part depends on the number of ranks: leave out fused="
         )
 
 

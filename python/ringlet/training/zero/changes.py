@@ -17,7 +17,6 @@ from torch import nn
 from ringlet.errors import InvalidUsage
 from ringlet.training.flat import same_place
 from ringlet.training.module_watch import ModuleWatch
-from ringlet.training.refusals import wrapped
 from ringlet.training.replicas import broadcast_tensors
 
 from .gather import Residency
@@ -53,7 +52,7 @@ class Changes:
         self._trained = [(s.name, s.parameter) for flat in flats if flat.unit.trainable for s in flat.unit.slots]
         self._whole = [p for p, (flat, _) in self._places.items() if flat.whole is not None]
         moving = [p for p, (flat, _) in self._places.items() if flat.whole is None]
-        self._watch = ModuleWatch(module, "Zero", self._trained, traffic.group, moving)
+        self._watch = ModuleWatch(module, "Zero", self._trained, traffic.group, moving, (nn.DataParallel,))
         self._gathering = False
         self.renew()
 
@@ -86,7 +85,7 @@ class Changes:
             if list(map(_version_of, self._whole)) == self._versions and all(map(_is_contiguous, self._whole)):
                 return
         else:
-            self._refuse_other_parameters()
+            self._watch.refuse_change()
             self._refuse_shared()
         written = self._written()
         if any(yes for _, yes in written):
@@ -133,7 +132,7 @@ class Changes:
             aside = {p: _place_of(p) for p in others if p not in self._places}
             self._gathering = True
             yield kept
-            self._refuse_other_parameters()
+            self._watch.refuse_change()
             changed = [
                 (
                     p,
@@ -217,12 +216,6 @@ class Changes:
         return next((name for name, p in self._module.named_parameters() if p is parameter), "?")
 
     # -- what cannot be followed --
-
-    def _refuse_other_parameters(self) -> None:
-        wrong = wrapped(self._module, "Zero", nn.DataParallel)
-        if wrong is not None:
-            self._watch.refuse(wrong)
-        self._watch.refuse_change()
 
     def _refuse_shared(self) -> None:
         shared = next((slot.name for flat, slot in self._places.values() if flat.is_shared(slot)), None)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
-from ringlet.training.gradient_hooks import ForwardHook, storage_owners, untraced
+from ringlet.training.gradient_hooks import ForwardHook, beside_modes, storage_owners
 
 from .memory import MappedFiles, Pool, own_tensors, storage_key
 from .released import Released, release, restore
@@ -249,7 +249,7 @@ class Residency:
         """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         hooks = torch.autograd.graph.saved_tensors_hooks(
-            untraced(lambda tensor: self._pack(tensor, outer)), untraced(lambda saved: self._unpack(saved, outer))
+            lambda tensor: beside_modes(self._pack, tensor, outer), lambda saved: beside_modes(self._unpack, saved, outer)
         )
         hooks.__enter__()
         return hooks

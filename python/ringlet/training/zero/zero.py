@@ -18,7 +18,7 @@ from ringlet.training import replicas
 from ringlet.training.agree import check_agreement, comparable, number_in, refusing_together
 from ringlet.training.optimizer_steps import call_before_steps, call_no_more
 from ringlet.training.refusals import device_of, group_of
-from ringlet.training.reproducible import Checks, numbers_of, refuse_world
+from ringlet.training.reproducible import Checks, numbers_of, refuse_fused, refuse_world
 
 from . import checkpoint
 from .memory import MappedFiles, storage_bytes
@@ -130,6 +130,8 @@ class Zero(ShardReduction):
                 refuse_world(dist.get_world_size(owner), "Zero")
             checks = Checks(module, "Zero") if reproducible else None
             options_by = options_by_parameter(module, options_of, make)
+            if reproducible:
+                refuse_fused([optimizer_defaults, *options_by.values()])
         traffic = Traffic(owner, overlap)
         offloads = (options.offload_optimizer, options.offload_parameters)
         # of the optimizer's offloaded tensors, and of the parameters'
@@ -203,7 +205,7 @@ class Zero(ShardReduction):
         of its micro-batches. If there are none, it updates nothing. Collective when it updates, and with `partial` if
         `accumulate` is more than 1.
 
-        Raises InvalidUsage after `remove()`, as do `clip_grad_norm_`, `gathered` and `load_state_dict`.
+        Raises InvalidUsage after `remove()`, as do `clip_grad_norm_`, `gathered`, `state_dict` and `load_state_dict`.
         """
         if not isinstance(partial, bool):
             raise InvalidUsage(
@@ -226,6 +228,8 @@ class Zero(ShardReduction):
             )
         if self._window.seen == 0 and self.options.accumulate == 1:
             return False
+        if self.options.reproducible:
+            refuse_fused(self.optimizer.param_groups)
         self._changes.follow()
         self._changes.refuse_frozen()
         self._clock.start("step")
@@ -285,6 +289,7 @@ class Zero(ShardReduction):
         {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: this rank's part of the parameters and states,
         by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
+        self._check_attached("state_dict()")
         self._changes.refuse_gathered("state_dict()")
         if self._window.seen and not self._window.spent:
             raise InvalidUsage(
