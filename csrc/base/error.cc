@@ -35,6 +35,7 @@ void throw_errno(const std::string& what, const std::string& advice) {
   const int code = errno;
   std::string message = what + ": " + std::strerror(code) + " (errno " + std::to_string(code) + ")";
   if (!advice.empty()) message += "; " + advice;
+  if (advice.empty() && code == EMFILE) message += "; raise ulimit -n, or close files";
   throw ResourceError(message);
 }
 

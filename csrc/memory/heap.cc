@@ -82,7 +82,8 @@ Heap::Heap(size_t bytes) : owner_(this_process()), ranges_(bytes) {
   file_ = Descriptor(::memfd_create("ringlet-heap", MFD_CLOEXEC));
   if (!file_.valid()) throw_errno("memfd_create");
   if (repeated([&] { return ::ftruncate(file_.get(), static_cast<off_t>(bytes)); }) != 0) {
-    throw_errno("cannot size the registered heap to " + std::to_string(bytes >> 20) + " MiB", "lower RINGLET_HEAP_MIB");
+    throw_errno("cannot size the registered heap to " + std::to_string(bytes >> 20) + " MiB",
+                "lower RINGLET_HEAP_MIB, or raise ulimit -f");
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
   if (repeated([&] { return ::getrandom(&id_, sizeof id_, 0); }) != sizeof id_) throw_errno("getrandom");

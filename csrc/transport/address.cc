@@ -66,7 +66,11 @@ std::vector<Interface> chosen(const std::vector<Interface>& all, const std::stri
   for (const Interface& each : all) {
     if (names.empty() && each.up) found.push_back(each);
   }
-  for (const std::string& name : split(names, ',')) {
+  const std::vector<std::string> wanted = split(names, ',');
+  if (wanted.empty() && !names.empty()) {
+    throw InvalidUsage("RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME) is \"" + names + "\", which names no interface");
+  }
+  for (const std::string& name : wanted) {
     const size_t before = found.size();
     for (const Interface& each : all) {
       if (each.name == name) found.push_back(each);

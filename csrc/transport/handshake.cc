@@ -101,7 +101,7 @@ struct Handshake::Received {
     if (!cut) return;
     errno = EMFILE;
     throw_errno("rank " + std::to_string(rank) + " cannot take the memory of rank " + std::to_string(hello.rank),
-                "raise the limit of open files (ulimit -n)");
+                "raise ulimit -n, or close files");
   }
 };
 
@@ -212,7 +212,8 @@ Handshake::Call Handshake::call(const Peer& peer, std::span<const int> handed, c
   if (connected != 0) {
     if (errno == EINTR || errno == EAGAIN) return {};
     fail(" cannot reach a peer's unix socket",
-         "check that all ranks are in one network namespace, and that none has ended");
+         "check that all ranks are in one network namespace, and that none has ended; ranks of machines that were "
+         "cloned while they ran count as on one host: give each machine a RINGLET_HOST_ID of its own");
   }
   Call call = opened(std::move(connection));
   if (!send_hello(call, rank_, peer.token, handed, deadline)) {

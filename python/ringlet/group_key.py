@@ -5,12 +5,15 @@ the keys that killed ranks have left there for new ones, however far each of the
 
     rank r:   writes hello/r := a new random number, and its claim of what the group is; waits for the answer to that
               number; writes that it has the answer
-    rank 0:   draws a key; answers every number that it finds, with the key or with the reason why that rank cannot be
-              in its group, until all ranks have written that they have their answer; writes that to all
+    rank 0:   makes a key of its own number; answers every number that it finds, with the key or with the reason why that
+              rank cannot be in its group, until all ranks have written that they have their answer; writes that to all
     the last rank that reads this: deletes the entries of the rendezvous
 
 An old number gets an answer that no rank reads. The old processes must be gone, and elastic makes sure of that. So if
 another process overwrites a rank's hello, the rank knows that two processes claim the same rank.
+
+Until the group is made, a rank may begin again: a supervisor has restarted it, or it was interrupted and retries. Rank 0
+answers its new number, too. If rank 0 itself has another number, the ranks that have an answer of the old one begin again.
 
 Two jobs can use one port. If the launcher does not name the jobs (`Claim.job`, `nameless`), only a rank too many tells.
 Rank 0 waits a second for it before the first group is made. Later it is refused (intruders.py).
@@ -38,6 +41,7 @@ _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
 _LOOK_EVERY_S = 0.1  # at whether another process has taken this rank
 _REFUSED_S = 2.0  # after a refusal, for the other ranks to come and hear of it
 _TOLD_S = 10.0  # for the other ranks to come and hear what is wrong with this one
+_REPLACED_S = 0.5  # after a rank has come again, for its old process to object
 _SETTLE_S = 1.0  # before the first group of a job that nothing names, for ranks of another job to come
 _KEY, _REFUSAL = "=", "!"  # what an answer begins with
 
@@ -74,6 +78,14 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wr
 
 
 def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
+    """The key that rank 0 answers. Begins again whenever there is another rank 0 before the group is made."""
+    while (key := _asked(store, name, claim, until)) is None:
+        claim = dataclasses.replace(claim, number=secrets.token_hex(16))
+    return key
+
+
+def _asked(store: Store, name: str, claim: Claim, until: float) -> str | None:
+    """None if the rank 0 that answered has begun again, or another process is rank 0."""
     store.set(f"{name}/hello/{claim.rank}", claim.text())
     answer = _awaited(store, name, claim, f"{name}/answer/{claim.number}", until)
     if answer is None:
@@ -84,9 +96,12 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
     store.set(f"{name}/ack/{claim.number}", answer)
     if answer[0] == _REFUSAL:
         raise InvalidUsage(told)
-    refusal = _awaited(store, name, claim, f"{told}/all", until)
+    refusal = _awaited(store, name, claim, f"{told}/all", until, told)
+    if refusal is None and _leads_another(store, name, told):
+        return None
     if refusal is None:
-        raise Timeout(_missed(claim, store.get(f"{told}/absent").decode()))
+        absent = store.get(f"{told}/absent").decode().split(", ")
+        raise Timeout(_missed(claim, ", ".join(rank for rank in absent if rank != str(claim.rank)) or "0"))
     if refusal:
         raise InvalidUsage(refusal)
     store.set(f"{name}/hello/{claim.rank}", "")
@@ -96,8 +111,14 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
     return told
 
 
-def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> str | None:
-    """What is set there in time."""
+def _leads_another(store: Store, name: str, key: str) -> bool:
+    """Whether there is a rank 0 with another key."""
+    lead = claim_from(peek(store, f"{name}/hello/0"))
+    return lead is not None and key != f"{name}/{lead.number}"
+
+
+def _awaited(store: Store, name: str, claim: Claim, key: str, until: float, lead_key: str = "") -> str | None:
+    """What is set there in time, and before there is another rank 0 than the one with `lead_key`, if that is given."""
     began = time.monotonic()
     while not wait_for_key(store, key, min(until, time.monotonic() + _LOOK_EVERY_S)):
         if twice := _taken(store, name, claim):
@@ -106,7 +127,7 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
             raise InvalidUsage(refusal)
         if time.monotonic() > began + LATE_S and (twice := too_late(store, name, claim)):
             raise InvalidUsage(twice)
-        if time.monotonic() > until:
+        if time.monotonic() > until or (lead_key and _leads_another(store, name, lead_key)):
             return None
     return store.get(key).decode()
 
@@ -136,17 +157,19 @@ class _Lead:
 
     def __init__(self, store: Store, name: str, claim: Claim) -> None:
         self._store, self._name, self._claim = store, name, claim
-        self._key = f"{name}/{secrets.token_hex(16)}"
+        self._key = f"{name}/{claim.number}"
         self._absent = list(range(1, claim.world))
         self._answered: dict[int, str] = {}
         self._members = {0: claim}
         self._refusal = claim.wrong
+        self._looked_at = time.monotonic()  # for ranks that begin again
+        self._open_until = self._looked_at  # although nobody is absent
 
     def key(self, until: float) -> str:
         store, pause, told = self._store, _LEAST_PAUSE_S, ""
         # A FileStore has no file, for which a look would wait, before this.
         store.set(f"{self._name}/hello/0", self._claim.text())
-        while self._absent:
+        while self._absent or time.monotonic() < self._open_until:
             names = ", ".join(map(str, self._absent))
             if names != told:
                 store.set(f"{self._key}/absent", told := names)  # for the others, should time be up
@@ -155,6 +178,7 @@ class _Lead:
                 self._serve(rank)
             if pause == _LARGEST_PAUSE_S:
                 self._look_for_others()
+                self._look_for_replaced()
             if self._refusal and not before:
                 until = min(until, time.monotonic() + _REFUSED_S)
             if self._absent and time.monotonic() > until:
@@ -162,7 +186,8 @@ class _Lead:
                 if not self._refusal:
                     raise Timeout(_missed(self._claim, told))
                 break
-            time.sleep(pause if self._absent else 0)
+            if self._absent or time.monotonic() < self._open_until:
+                time.sleep(pause)
             pause = min(2 * pause, _LARGEST_PAUSE_S)
         if self._claim.nameless and not self._refusal:
             self._settle()
@@ -180,6 +205,18 @@ class _Lead:
         """What a rank that has come and gone said was wrong with it."""
         claims = (claim_from(peek(self._store, f"{self._name}/hello/{rank}")) for rank in self._absent)
         return next((claim.wrong for claim in claims if claim is not None and claim.wrong), "")
+
+    def _look_for_replaced(self) -> None:
+        """At whether ranks that have their answer have begun again since."""
+        if time.monotonic() < self._looked_at + _LOOK_EVERY_S:
+            return
+        self._looked_at = time.monotonic()
+        for rank in [rank for rank in self._members if rank != 0]:
+            now = claim_from(peek(self._store, f"{self._name}/hello/{rank}"))
+            if now is not None and now.number != self._members[rank].number:
+                del self._members[rank]
+                self._absent = sorted([*self._absent, rank])
+                self._open_until = time.monotonic() + _REPLACED_S
 
     def _serve(self, rank: int) -> None:
         """Answers a rank that says who it is, until it says that it has its answer."""

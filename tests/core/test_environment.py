@@ -67,6 +67,8 @@ def test_alone_it_tells_of_this_host_and_how_to_ask():
     assert "torchrun --nproc-per-node 4 -m ringlet doctor --topology" in told
     done = ended(*COMMAND, env=CLEAN | {"RINGLET_INTERFACE": "none0"})
     assert done.returncode == 2 and 'names "none0"' in done.stderr
+    done = ended(*COMMAND, env=CLEAN | {"RINGLET_INTERFACE": " , "})
+    assert done.returncode == 2 and 'is " , ", which names no interface' in done.stderr
 
 
 def congestion_control(wish: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from programs import printed
 from ranks import on
 from ringlet import _C
 
@@ -58,6 +60,20 @@ def test_freed_blocks_are_used_again(registered):
     assert torch.empty(1 << 20).data_ptr() == place
     assert _C.heap()["allocated_bytes"] - before <= 4 << 20
     assert _C.registered_allocator_cache_bytes() >= 4 << 20
+
+
+FULL = """
+import ringlet
+
+kept = [ringlet.empty(1 << 18) for _ in range(400)]
+del kept
+print(ringlet.empty(300 << 18).nbytes >> 20)
+"""
+
+
+def test_a_full_heap_gives_back_what_is_kept():
+    """Freed blocks are kept for later tensors of their size, up to 512 MiB in all."""
+    assert printed(sys.executable, "-c", FULL, env=os.environ | {"RINGLET_HEAP_MIB": "512"}) == "300\n"
 
 
 def in_child(tensor: torch.Tensor, report) -> None:

@@ -119,6 +119,28 @@ def test_names_that_differ_are_named(joined):
     assert say, (first, second)
 
 
+def begins_again(rank: int, world: int, store: str, again: int) -> str:
+    """Rank `again` gives up and begins again while the last rank is not there yet."""
+    place = dist.FileStore(store, world)
+    if rank == again:
+        told = error_of(functools.partial(ringlet.init, rank, world, place, timeout=0.6), "joined")
+        assert told.startswith("Timeout"), told
+        place.set("again", "")
+    elif rank == world - 1:
+        place.wait(["again"])
+        time.sleep(0.3)
+    said = error_of(functools.partial(ringlet.init, rank, world, place, timeout=20), "joined")
+    if said == "joined":
+        assert ringlet.all_reduce(torch.ones(3)).eq(world).all()
+    ringlet.finalize()
+    return said
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_rank_may_begin_again_before_the_group_is_made(pool, tmp_path, again):
+    assert pool.values(begins_again, 3, str(tmp_path / "store"), again, join="nothing") == ["joined"] * 3
+
+
 def test_two_processes_of_one_rank(joined):
     # Rank 0 waits for two ranks that never come.
     for told in joined({"world": 4}, {"world": 4}, {"rank": 1, "world": 4}):
