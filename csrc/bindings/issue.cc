@@ -126,7 +126,7 @@ std::byte* Issue::writable(const at::Tensor& tensor, DType dtype) {
   return data_of(keep.back());
 }
 
-MemoryHold Issue::hold() const {
+MemoryHold Issue::keep_alive() const {
   MemoryHold hold(keep);
   for (const at::Tensor& original : staging.originals()) hold.add(original);
   return hold;
@@ -154,13 +154,13 @@ void Issue::check(Communicator& group) {
 }
 
 void Issue::run(Communicator& group) const {
-  const MemoryHold held = hold();
+  const MemoryHold held = keep_alive();
   single() ? group.run(steps[0].call) : group.run(whole());
 }
 
 std::shared_ptr<Work> Issue::start(Communicator& group) && {
   const auto held = std::make_shared<Issue>(std::move(*this));
-  auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
+  auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->keep_alive(), held);
   if (held->single()) return group.start(held->steps[0].call, std::move(keep));
   if (!held->job && held->staging.empty()) {
     std::vector<Call> calls;

@@ -45,7 +45,7 @@ struct Issue {
   /// For enqueue(), which must return before the Issue ends.
   DeviceCalls on(const c10::Device& device, bool async) const;
   /// Holds all memory that the calls use.
-  MemoryHold hold() const;
+  MemoryHold keep_alive() const;
 
   const char* call;  ///< the collective's name, for errors
   std::deque<Step> steps{};

@@ -55,9 +55,9 @@ class InUse {
 };
 
 /// The waits when a group ends. An interrupt ends the waiting, but the group still ends.
-class Leaving {
+class EndingWaits {
  public:
-  explicit Leaving(std::chrono::milliseconds patience) : patience_(patience) {}
+  explicit EndingWaits(std::chrono::milliseconds patience) : patience_(patience) {}
 
   /// Whether `done(most)`, which waits for at most that long, came true in time.
   template <typename Done>
@@ -477,17 +477,18 @@ void Communicator::close(std::chrono::milliseconds patience) {
   }
   for (auto& [device, gpu] : gpus) gpu->end();  // outside the lock, because they wait for pending calls
   gpus.clear();
-  Leaving leaving(patience);
-  const bool turn = leaving.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
-  bool quiet = leaving.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
-  quiet = leaving.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
-  if (!quiet) health().abort(in_words([&] { return health().self() + " closed the group while this call was pending"; }));
+  EndingWaits waits(patience);
+  const bool turn = waits.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
+  bool quiet = waits.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
+  quiet = waits.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
+  if (!quiet)
+    health().abort(in_words([&] { return health().self() + " closed the group while this call was pending"; }));
   if (!turn) await_turn(kForAsLongAsItTakes);
   collectives_->end();
   messenger_->end();
-  engine_->leave(quiet, leaving.patience());
+  engine_->leave(quiet, waits.patience());
   tell_end();
-  leaving.raise_if_interrupted();
+  waits.raise_if_interrupted();
 }
 
 void Communicator::tell_made(double seconds) const {

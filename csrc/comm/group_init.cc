@@ -128,7 +128,7 @@ void check_users(const std::vector<int>& hosts, const std::vector<std::string>& 
 }
 
 /// The parts of rank 0's answer after its build, host and user.
-Agreed agreed(std::string told) {
+Agreed read_agreed(std::string told) {
   const std::string wish = take_part(told), processor = take_part(told), origin = take_part(told),
                     problem = take_part(told);
   if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
@@ -213,7 +213,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     try {
       check_builds(builds);
       if (carrier != Carrier::tcp) check_users(hosts, users);
-      return agreed(told[0]);
+      return read_agreed(told[0]);
     } catch (const InvalidUsage&) {  // on all ranks alike
       rendezvous.part();
       throw;

@@ -74,7 +74,11 @@ void refuse_closed(const std::string& call) {
   throw InvalidUsage(call + " on a group that was closed: make a new group first");
 }
 
-Messenger::Messenger(P2p& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()), examined_(2 * (static_cast<size_t>(p2p.world()) + 1)) {}
+Messenger::Messenger(P2p& p2p)
+    : p2p_(p2p),
+      outgoing_(p2p.world()),
+      incoming_(p2p.world()),
+      examined_(2 * (static_cast<size_t>(p2p.world()) + 1)) {}
 
 Messenger::~Messenger() { end(); }
 

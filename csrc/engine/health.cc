@@ -135,13 +135,15 @@ void Health::raise_noted(const Waiting* waiting) {
   }
   if ((!left && !gone) || ends_well()) return;
   if (left)
-    lose(waiting, name_of(*left) + " left the group: it finished early, or raised an error: look at its output");
+    fail_peer_lost(waiting,
+                   name_of(*left) + " left the group: it finished early, or raised an error: look at its output");
   if (how.memory_gone) fail(ErrorKind::invalid_usage, context(waiting) + ": " + kMemoryGone);
   if (!over_network_ || how.why.empty()) {
-    lose(waiting, "the process of " + name_of(*gone) + " is gone; look at that rank's own output for the cause");
+    fail_peer_lost(waiting,
+                   "the process of " + name_of(*gone) + " is gone; look at that rank's own output for the cause");
   }
-  lose(waiting, "the connection to " + name_of(*gone) + " ended (" + how.why +
-                    "): its process is gone, or its host cannot be reached; look at that rank's own output");
+  fail_peer_lost(waiting, "the connection to " + name_of(*gone) + " ended (" + how.why +
+                              "): its process is gone, or its host cannot be reached; look at that rank's own output");
 }
 
 /// With mutex_ held. -1: all that the wait could be for.
@@ -157,7 +159,7 @@ std::optional<int> Health::peer_that_left(const Waiting& waiting) const {
 }
 
 /// Another peer may know the cause.
-void Health::lose(const Waiting* waiting, const std::string& why) {
+void Health::fail_peer_lost(const Waiting* waiting, const std::string& why) {
   carrier_.poll(Look::reports);
   if (transition(state(), Event::lost).act == Act::forward) forward(waiting);
   fail(ErrorKind::peer_lost, context(waiting) + ": " + why);

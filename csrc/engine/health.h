@@ -306,7 +306,7 @@ class Health {
   void report_straggler(const Waiting& waiting, Clock::time_point now);
   [[noreturn]] void time_out(const Waiting& waiting);
   std::string waiting_as_well(const Waiting& waiting) const;
-  [[noreturn]] void lose(const Waiting* waiting, const std::string& why);
+  [[noreturn]] void fail_peer_lost(const Waiting* waiting, const std::string& why);
   [[noreturn]] void forward(const Waiting* waiting);
   std::string context(const Waiting* waiting) const { return waiting != nullptr ? waiting->context() : self(); }
   std::string end(ErrorKind kind, const std::string& message, const Report& report, bool reported = false) noexcept;

@@ -87,7 +87,7 @@ class P2p {
   void watch(int peer, bool sending, Watchlist& list);
   void sleep(const Watchlist& list, int64_t nanoseconds) { mesh_.sleep(ConnectionKind::messages, list, nanoseconds); }
   /// Wakes the threads that sleep.
-  void wake() { mesh_.ring(); }
+  void wake() { mesh_.wake_all(); }
 
   /// Throws if the wait for a message cannot end well (Health::examine).
   virtual void examine(Waiting& waiting, Health::Look look) { health_.examine(waiting, look); }

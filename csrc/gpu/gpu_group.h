@@ -12,9 +12,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <list>
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>

@@ -110,7 +110,8 @@ std::byte* Heap::allocate(size_t bytes) {
 std::optional<size_t> Heap::take(size_t bytes, size_t alignment) {
   std::optional<size_t> offset = ranges_.take(bytes, alignment);
   if (!offset && free_unused()) offset = ranges_.take(bytes, alignment);
-  if (const auto drop = drop_cached_.load(); !offset && drop != nullptr && drop()) offset = ranges_.take(bytes, alignment);
+  if (const auto drop = drop_cached_.load(); !offset && drop != nullptr && drop())
+    offset = ranges_.take(bytes, alignment);
   return offset;
 }
 

@@ -74,7 +74,7 @@ class Threads final : public Transport {
 };
 
 /// Takes back this rank's attempt to join, so that it may try again.
-void withdraw(Hubs& hubs, const std::string& name, Hub& hub, int rank) {
+void leave_hub(Hubs& hubs, const std::string& name, Hub& hub, int rank) {
   hub.joined[rank] = false;
   if (--hub.count == 0) hubs.by_name.erase(name);
 }
@@ -104,7 +104,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   while (hub->count < world) {
     if (deadline.passed()) {
       const std::string missing = ranks_where(world, [&](int q) { return !hub->joined[q]; });
-      withdraw(hubs, name, *hub, rank);
+      leave_hub(hubs, name, *hub, rank);
       throw Timeout("rank " + std::to_string(rank) + ": thread(s) of rank " + missing + " did not join the group \"" +
                     name + "\" in time: they may have failed, or not have started");
     }
@@ -114,7 +114,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
       check_interrupts();
     } catch (const Interrupted&) {
       lock.lock();
-      if (hub->count < world) withdraw(hubs, name, *hub, rank);
+      if (hub->count < world) leave_hub(hubs, name, *hub, rank);
       throw;
     }
     lock.lock();

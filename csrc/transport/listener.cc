@@ -192,12 +192,12 @@ void Listener::part(Socket socket, const Bytes& final_frame) {
   if (!socket.valid()) return;
   repeated([&] { return ::send(socket.get(), final_frame.data(), final_frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
   ::shutdown(socket.get(), SHUT_WR);
-  leaving_.push_back({std::move(socket), Deadline::after(kGoodbyeTime)});
-  if (leaving_.size() > kLeaving) leaving_.pop_front();
+  draining_.push_back({std::move(socket), Deadline::after(kGoodbyeTime)});
+  if (draining_.size() > kLeaving) draining_.pop_front();
 }
 
 void Listener::close_departed() {
-  std::erase_if(leaving_, [](const Leaving& each) { return !each.socket.discard() || each.deadline.passed(); });
+  std::erase_if(draining_, [](const Draining& each) { return !each.socket.discard() || each.deadline.passed(); });
 }
 
 /// What memory runs out for is lost, as if the network had lost it: a connection, or one look at all of them.
@@ -234,7 +234,7 @@ void Listener::wait() {
     each.watch(watched);
     left = std::min(left, each.left());
   }
-  for (const Leaving& each : leaving_) {
+  for (const Draining& each : draining_) {
     watched.push_back({each.socket.get(), POLLIN, 0});
     left = std::min(left, each.deadline.left());
   }

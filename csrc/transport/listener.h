@@ -83,7 +83,7 @@ class Listener {
     std::list<Departed> departed;  // one, made with the member: a rank leaves without memory, too
   };
   /// A connection over which the last byte is sent: kept until the peer has read it.
-  struct Leaving {
+  struct Draining {
     Socket socket;
     Deadline deadline;
   };
@@ -119,7 +119,7 @@ class Listener {
   // Of the thread alone.
   std::deque<IncomingConnection> incoming_;  // in the order in which they came
   std::list<Connector> connectors_;
-  std::deque<Leaving> leaving_;
+  std::deque<Draining> draining_;
   bool reconsider_ = false;  // check the connections with a proof again
   bool resting_ = false;     // no descriptors are left: the thread does not accept for a moment
 };

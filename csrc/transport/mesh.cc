@@ -107,7 +107,7 @@ struct Mesh::State final : Listener::Resident {
     } catch (const std::bad_alloc&) {
       return give_up(peer, which, ErrorKind::resource_error, kOutOfMemory);
     }
-    ring_all();
+    wake_all();
   }
 
   void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept override {
@@ -122,7 +122,7 @@ struct Mesh::State final : Listener::Resident {
       log(LogLevel::warning, source,
           in_words([&] { return "no connection to rank " + std::to_string(peer) + ": " + reason; }));
     }
-    ring_all();
+    wake_all();
   }
 
   Slot& at(int peer, ConnectionKind which) { return slots[peer][static_cast<size_t>(which)]; }
@@ -130,7 +130,7 @@ struct Mesh::State final : Listener::Resident {
     return setup.local ? setup.local->wakeup(setup.local->rank(), which)
                        : own_wakeups[static_cast<size_t>(which)].get();
   }
-  void ring_all() noexcept {
+  void wake_all() noexcept {
     for (const ConnectionKind which : kConnectionKinds) signal_wakeup(wakeup(which));
   }
   void mark_asleep(ConnectionKind which, bool asleep) noexcept {
@@ -296,7 +296,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   }
 }
 
-void Mesh::ring() noexcept { state_->ring_all(); }
+void Mesh::wake_all() noexcept { state_->wake_all(); }
 
 int Mesh::connections() const noexcept { return state_->sockets.load(std::memory_order_relaxed); }
 

@@ -74,7 +74,7 @@ class Mesh {
   /// is over. If several threads sleep on one kind, one may take the wakeup from the others: keep their times short.
   void sleep(ConnectionKind which, std::span<const Watch> watches, int64_t nanoseconds) noexcept;
   /// Wakes all threads that sleep, on all kinds of connection.
-  void ring() noexcept;
+  void wake_all() noexcept;
 
   /// Open TCP connections.
   int connections() const noexcept;

@@ -74,7 +74,10 @@ struct Peer {
 class SharedMemory final : public Transport {
  public:
   SharedMemory(int rank, int world, Rings rings)
-      : Transport(rank, world, rings), heap_(Heap::process()), peers_(std::make_shared<std::vector<Peer>>(world)), wakeups_(world) {}
+      : Transport(rank, world, rings),
+        heap_(Heap::process()),
+        peers_(std::make_shared<std::vector<Peer>>(world)),
+        wakeups_(world) {}
   ~SharedMemory() override { depart(); }
 
   void connect(Store& store, const std::string& name, const Deadline& deadline) {

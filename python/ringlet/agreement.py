@@ -49,7 +49,7 @@ def agree(group: Any, slot: int, root: int) -> None:
     digests = _gathered(group, made.digest)
     if len(set(digests)) > 1 or made.schedule is None:
         raise InvalidUsage(_difference(algorithm, digests, all_gather_texts(group, made.words[:4096])))
-    verdict = _told(group, _verdict(made) if group.rank == 0 else "")
+    verdict = broadcast_text(group, _verdict(made) if group.rank == 0 else "")
     if verdict:
         raise InvalidUsage(f"{_title(algorithm)} is wrong: {verdict}")
     _C.hand_over(slot, root, list(group.schedule_hosts), made.schedule.parts, list(made.ranks))
@@ -115,7 +115,7 @@ def all_gather_texts(group: Any, mine: str) -> list[str]:
     return [text[:length].decode(errors="replace") for text, length in zip(padded, lengths, strict=True)]
 
 
-def _told(group: Any, text: str) -> str:
+def broadcast_text(group: Any, text: str) -> str:
     """Rank 0's text."""
     if group.world == 1:
         return text

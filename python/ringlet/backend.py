@@ -36,7 +36,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     key = rendezvous_key(options.store, f"ringlet/{options.group_id}", claim, timeout, wrong)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm, backend.max_ctas = algorithm, max_ctas
-    return log.made(backend, began)
+    return log.group_made(backend, began)
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:

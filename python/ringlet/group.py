@@ -62,13 +62,18 @@ class Group:
     """
 
     def __init__(
-        self, handle: _C.Group, name: str, store: Store | None, ranks: Sequence[int], carrier: str = "threads"
+        self,
+        handle: _C.Group,
+        name: str,
+        store: Store | None,
+        ranks: Sequence[int],
+        requested_transport: str = "threads",
     ):
         self.handle = handle
         self.name = name
         self.store = store
         self.ranks = tuple(ranks)
-        self.carrier = carrier  # as init was given it: of groups made of this one too
+        self.requested_transport = requested_transport  # as init was given it: of groups made of this one too
         self.rank: int = handle.rank
         self.world: int = handle.world
         self.transport: str = handle.transport
@@ -264,7 +269,7 @@ def _joined_from(process_group: dist.ProcessGroup) -> Group:
         raise InvalidUsage("Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads")
     name = f"of {process_group.group_name}"
     key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit, wrong)
-    handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
+    handle = log.group_made(_C.Group.join(store, key, rank, world, limit, transport), began)
     made = Group(handle, name, store, dist.get_process_group_ranks(process_group), transport)
     made._process_group = process_group
     return made
@@ -289,7 +294,7 @@ def _made_for_torch(group: Group) -> dist.ProcessGroup:
             "ringlet.Group.of(...) of that for the calls here"
         )
     if not dist.is_initialized():
-        options = _C.BackendOptions(transport=group.carrier, max_ctas=group.handle.max_ctas)
+        options = _C.BackendOptions(transport=group.requested_transport, max_ctas=group.handle.max_ctas)
         store = dist.PrefixStore("ringlet/torch", group.store)
         place: dict[str, Any] = {"rank": group.rank, "world_size": group.world, "timeout": group.handle.timeout}
         dist.init_process_group("ringlet", store=store, pg_options=options, **place)
@@ -347,7 +352,7 @@ def init(
     if transport == "threads":
         if wrong is not None:  # and on all, which have one environment
             raise wrong
-        handle = log.made(_C.Group.threads(name, rank, world, limit), began)
+        handle = log.group_made(_C.Group.threads(name, rank, world, limit), began)
         handle.max_ctas = max_ctas
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
@@ -357,7 +362,7 @@ def init(
         store = from_environment(rank, world, limit)
         nameless = job is None and rank == 0 and world > 1 and serves()
     key = _met(store, name, Claim(rank, world, transport, job, nameless), limit, wrong)
-    handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
+    handle = log.group_made(_C.Group.join(store, key, rank, world, limit, transport), began)
     handle.max_ctas = max_ctas
     group = Group(handle, name, store, range(world), transport)
     if nameless:
@@ -442,7 +447,7 @@ def new_group(
             f"{', '.join(map(str, members))} of the default group)"
         ) from None
     handle.max_ctas = most
-    return Group(handle, name, parent.store, members, parent.carrier)
+    return Group(handle, name, parent.store, members, parent.requested_transport)
 
 
 def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> _C.Group:
@@ -457,9 +462,11 @@ def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> 
         wrong = error
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
-        return log.made(_C.Group.threads(title, place, world, limit), began)
-    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit, wrong)
-    return log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
+        return log.group_made(_C.Group.threads(title, place, world, limit), began)
+    key = rendezvous_key(
+        parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.requested_transport), limit, wrong
+    )
+    return log.group_made(_C.Group.join(parent.store, key, place, world, limit, parent.requested_transport), began)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
@@ -481,7 +488,7 @@ def prepare(rank: int, world: int, transport: str | None = None) -> tuple[str, f
     """Takes from the environment what it gives a group: the log, algorithms, and the transport if none is given. On
     rank 0, warns if the default table of rules cannot be used; groups then use the built-in rules.
 
-    Returns the transport, the time, for `log.made`, and what is wrong with the environment: the rendezvous raises it on
+    Returns the transport, the time, for `log.group_made`, and what is wrong with the environment: the rendezvous raises it on
     all ranks."""
     wrong: Error | None = None
     keep_untraced_if_loaded()

@@ -37,7 +37,7 @@ def keep_standard_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
 
 
-def made(group: Any, began: float) -> Any:
+def group_made(group: Any, began: float) -> Any:
     """Logs that a group (or backend) is made, and returns it. began: when that began."""
     group.tell_made(time.monotonic() - began)
     return group

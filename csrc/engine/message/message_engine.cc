@@ -41,8 +41,8 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
       world_(world()),
       links_(static_cast<size_t>(world_)),
       staging_(heap_for(*mesh_)),
-      error_(std::make_shared<Words>(FrameKind::error)),
-      goodbye_(std::make_shared<Words>(FrameKind::goodbye)) {}
+      error_(std::make_shared<ReportFrame>(FrameKind::error)),
+      goodbye_(std::make_shared<ReportFrame>(FrameKind::goodbye)) {}
 
 MessageEngine::~MessageEngine() = default;
 
@@ -73,7 +73,7 @@ bool MessageEngine::advance(const Call& call, bool spin, Awaited* awaited) {
   const Hold hold{*this};
   if (!run_) begin(call);
   bool complete = false;
-  or_fail([&] { complete = carry_on({.looks = spin ? kLooks : 1}, awaited); });
+  or_fail([&] { complete = make_progress({.looks = spin ? kLooks : 1}, awaited); });
   return complete;
 }
 
@@ -279,7 +279,7 @@ bool MessageEngine::read(Link& link) {
   bool moved = false;
   for (int i = 0; i < kFramesAtOnce; ++i) {
     if (i > 0 && run_->segments == 1 && !segments_[0].needs(link.peer)) return moved;
-    const FrameHeader* header = link.next();
+    const FrameHeader* header = link.next_header();
     if (header == nullptr) return moved;
     if (header->kind != FrameKind::data) {
       if (!on_report(link, *header)) return moved;

@@ -60,7 +60,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
 
  private:
   struct Link;
-  struct Words;
+  struct ReportFrame;
   struct Run;
   struct Departing;
   struct Effort {
@@ -91,7 +91,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
   void work_through(bool background);
-  bool carry_on(const Effort& effort, Awaited* awaited);
+  bool make_progress(const Effort& effort, Awaited* awaited);
   void complete();
   void abandon() noexcept;
   bool progress(bool only_round);
@@ -120,12 +120,12 @@ class MessageEngine final : public Engine, private Health::Carrier {
   void watch(std::vector<Mesh::Watch>& pipes) const;
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
-  void say(const Health::Report& report);
-  void say_again() noexcept;
-  void say(const std::shared_ptr<const Words>& words);
-  bool say_message(const Health::Report& report);
+  void report_wait(const Health::Report& report);
+  void report_wait_again() noexcept;
+  void send_to_connected(const std::shared_ptr<const ReportFrame>& report);
+  bool report_message_wait(const Health::Report& report);
   void flush() noexcept;
-  void send_to_all(const std::shared_ptr<Words>& report) noexcept;
+  void send_to_all(const std::shared_ptr<ReportFrame>& report) noexcept;
   void drain(const Deadline& deadline) noexcept;
   void refuse_connections() noexcept;
   void look_for_end(Link& link);
@@ -158,12 +158,12 @@ class MessageEngine final : public Engine, private Health::Carrier {
   uint64_t calls_ = 0;
   Deadline::Clock::time_point looked_{};  // when a call last looked for reports as it began
   uint64_t history_ = 0;
-  std::shared_ptr<const Words> final_error_;  // for peers that connect later; guarded by pipes_
-  Made made_, made_before_;                   // the calls calls_ and calls_ - 1
-  std::unique_ptr<Run> run_;                  // the call in progress
+  std::shared_ptr<const ReportFrame> final_error_;  // for peers that connect later; guarded by pipes_
+  Made made_, made_before_;                         // the calls calls_ and calls_ - 1
+  std::unique_ptr<Run> run_;                        // the call in progress
   std::mutex reports_;
   // What all peers are told at the end. Made ahead, so that it needs no memory then.
-  const std::shared_ptr<Words> error_, goodbye_;
+  const std::shared_ptr<ReportFrame> error_, goodbye_;
   bool has_error_ = false;                                // error_ is set, and stays so; guarded by reports_
   bool pending_error_ = false, pending_goodbye_ = false;  // guarded by reports_
   MessageP2p p2p_{*this};

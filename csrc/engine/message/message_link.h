@@ -14,9 +14,9 @@
 namespace ringlet {
 
 /// A report on its way to a peer.
-struct MessageEngine::Words {
-  explicit Words(FrameKind kind) { header.kind = kind; }
-  Words(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
+struct MessageEngine::ReportFrame {
+  explicit ReportFrame(FrameKind kind) { header.kind = kind; }
+  ReportFrame(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
 
   void set(const FrameHeader& of, std::string words) noexcept {
     header = of;
@@ -31,9 +31,9 @@ struct MessageEngine::Words {
 struct MessageEngine::Link {
   struct Queued {
     size_t segment;
-    int message;                            // of plan.sent; of plan.received, if `taken`
-    std::shared_ptr<const Words> report{};  // instead
-    bool taken = false;                     // tells that the message has been read in the peer's memory
+    int message;                                  // of plan.sent; of plan.received, if `taken`
+    std::shared_ptr<const ReportFrame> report{};  // instead
+    bool taken = false;                           // tells that the message has been read in the peer's memory
   };
   /// A message that the peer reads in this rank's memory.
   struct Given {
@@ -48,7 +48,7 @@ struct MessageEngine::Link {
   bool open(Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.open(peer, ConnectionKind::collectives)); }
   bool find(const Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.find(peer, ConnectionKind::collectives)); }
 
-  const FrameHeader* next() {
+  const FrameHeader* next_header() {
     try {
       return reader->header();
     } catch (const Error& error) {
@@ -62,7 +62,7 @@ struct MessageEngine::Link {
   }
 
   /// Puts a report before all frames that are not partly written.
-  void say(const std::shared_ptr<const Words>& report) { put_first({0, -1, report}); }
+  void queue_report(const std::shared_ptr<const ReportFrame>& report) { put_first({0, -1, report}); }
   void put_first(Queued next) { queue.insert(queue.begin() + (writer->midway() ? 1 : 0), std::move(next)); }
 
   /// Writes the first frame of the queue, whose header and payload are set. Returns whether it is complete.
@@ -90,18 +90,18 @@ struct MessageEngine::Link {
   std::optional<FrameWriter> writer{};
   std::optional<FrameReader> reader{};
   std::deque<Queued> queue{};
-  std::shared_ptr<const Words> said{};     // the last report of a wait
-  FrameHeader header{};                    // of the message being sent
-  std::vector<iovec> sending{};            // its payload
-  std::vector<uint64_t> sent_places{};     // the payload, if the peer is to read its chunks here
-  std::byte* block = nullptr;              // of registered memory, that holds it
-  std::vector<Given> given{};              // and is not read yet, in the order of sending
-  int receiving = -1;                      // which of plan.received is being taken
-  std::vector<iovec> pieces{};             // the memory that it is read into
-  std::vector<uint64_t> places{};          // or the addresses of its chunks
-  std::vector<const std::byte*> chunks{};  // and where these lie here
-  std::string text{};                      // of an error being taken
-  bool mute = false;                       // a frame was written in part and then dropped: no frame can follow it
+  std::shared_ptr<const ReportFrame> said{};  // the last report of a wait
+  FrameHeader header{};                       // of the message being sent
+  std::vector<iovec> sending{};               // its payload
+  std::vector<uint64_t> sent_places{};        // the payload, if the peer is to read its chunks here
+  std::byte* block = nullptr;                 // of registered memory, that holds it
+  std::vector<Given> given{};                 // and is not read yet, in the order of sending
+  int receiving = -1;                         // which of plan.received is being taken
+  std::vector<iovec> pieces{};                // the memory that it is read into
+  std::vector<uint64_t> places{};             // or the addresses of its chunks
+  std::vector<const std::byte*> chunks{};     // and where these lie here
+  std::string text{};                         // of an error being taken
+  bool mute = false;                          // a frame was written in part and then dropped: no frame can follow it
 
  private:
   bool attach(Pipe* found) {
@@ -132,7 +132,7 @@ struct MessageEngine::Run {
   size_t done = 0;
   std::vector<uint8_t> finished;  // by segment modulo window
   Waiting waiting{};
-  std::shared_ptr<const Words> said{};  // for whom this rank waits
+  std::shared_ptr<const ReportFrame> said{};  // for whom this rank waits
 };
 
 /// Does something that may complete a segment.

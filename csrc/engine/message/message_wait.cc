@@ -36,7 +36,7 @@ std::vector<std::byte> packed(const FrameHeader& header, const std::string& text
 void MessageEngine::work_through(bool background) {
   std::optional<OutsideRuntime> outside;
   Awaited awaited;
-  while (!carry_on({.looks = background ? kLooksInBackground : kLooks, .alone = true}, &awaited)) {
+  while (!make_progress({.looks = background ? kLooksInBackground : kLooks, .alone = true}, &awaited)) {
     if (!outside) outside.emplace();
     health().check_interrupts([this] { return context(); });
     mesh_->sleep(ConnectionKind::collectives, awaited.pipes, std::chrono::nanoseconds(kSleep).count());
@@ -51,7 +51,7 @@ void MessageEngine::sleep(const Awaited& awaited, std::chrono::nanoseconds most)
 /// Moves the call's bytes, until it is complete (true), or nothing has moved for so many looks, with a yield after each:
 /// peers on other machines usually answer within them, and a rank that shares this processor can run at each yield.
 /// After a sleep in vain one look is enough.
-bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
+bool MessageEngine::make_progress(const Effort& effort, Awaited* awaited) {
   Run& run = *run_;
   const bool one_segment = run.segments == 1 && effort.looks > kGlances;
   int idle = run.asleep_since ? effort.looks - 1 : 0;
@@ -92,7 +92,7 @@ void MessageEngine::examine(bool closely) {
   closely = closely || now - run_->examined >= kExamineEvery;
   if (closely) run_->examined = now;
   health().examine(run_->waiting, closely ? Health::Look::ends : Health::Look::reports, now);
-  say_again();
+  report_wait_again();
 }
 
 void MessageEngine::watch(std::vector<Mesh::Watch>& pipes) const {
@@ -140,7 +140,7 @@ void MessageEngine::poll(Health::Look look) {
 /// A pipe has not ended while messages of later calls or segments, read ahead, are still to be taken. Reports are taken
 /// as they arrive, before this: of one that is not whole the rest never comes if the pipe has ended.
 void MessageEngine::look_for_end(Link& link) {
-  const bool ahead = link.reader->waits() && link.receiving < 0 && link.next()->kind == FrameKind::data;
+  const bool ahead = link.reader->waits() && link.receiving < 0 && link.next_header()->kind == FrameKind::data;
   if (link.reader->has_more() || ahead || !link.pipe->ended()) return;
   health().on_closed(link.peer, link.pipe->memory_gone(), link.pipe->why_ended());
 }
@@ -151,9 +151,9 @@ void MessageEngine::read_reports(bool calls) {
     if (peer == rank_ || (!links_[peer] && mesh_->find(peer, ConnectionKind::collectives) == nullptr)) continue;
     Link& other = link(peer);
     if (!other.find(*mesh_) || other.receiving >= 0) continue;
-    const FrameHeader* header = other.next();
+    const FrameHeader* header = other.next_header();
     while (header != nullptr && header->kind != FrameKind::data) {
-      header = on_report(other, *header) ? other.next() : nullptr;
+      header = on_report(other, *header) ? other.next_header() : nullptr;
     }
     if (header == nullptr) continue;
     if (header->call > calls_) {
@@ -213,7 +213,7 @@ void MessageEngine::read_final_error(int peer) {
   if (!hold.lock || has_left() || run_ != nullptr || !link(peer).find(*mesh_)) return;
   Link& gone = link(peer);
   std::vector<std::byte> unwanted;
-  while (const FrameHeader* header = gone.next()) {
+  while (const FrameHeader* header = gone.next_header()) {
     if (header->kind != FrameKind::data) {
       if (!on_report(gone, *header)) return;
       continue;
@@ -228,8 +228,8 @@ void MessageEngine::read_final_error(int peer) {
 /// An error or a goodbye is queued in memory that is there already, and goes out in place of the data with stop().
 bool MessageEngine::send(const Health::Report& report) noexcept try {
   using Kind = Health::Report::Kind;
-  if (report.kind == Kind::waiting) return say(report), true;
-  if (report.kind == Kind::in_message) return say_message(report);
+  if (report.kind == Kind::waiting) return report_wait(report), true;
+  if (report.kind == Kind::in_message) return report_message_wait(report);
   const std::lock_guard lock(reports_);
   if (report.kind == Kind::goodbye) {
     pending_goodbye_ = true;
@@ -247,17 +247,17 @@ bool MessageEngine::send(const Health::Report& report) noexcept try {
 }
 
 /// Of the call in progress, by the thread that makes it.
-void MessageEngine::say(const Health::Report& report) {
-  const auto words = std::make_shared<Words>(run_->header, "");
+void MessageEngine::report_wait(const Health::Report& report) {
+  const auto words = std::make_shared<ReportFrame>(run_->header, "");
   words->header.kind = FrameKind::waiting;
   words->header.detail = report.suspect.rank;
   words->header.index = report.suspect.in_call ? 1 : 0;
   run_->said = words;
-  say(words);
+  send_to_connected(words);
 }
 
 /// Not during a collective, which sends its own reports.
-bool MessageEngine::say_message(const Health::Report& report) {
+bool MessageEngine::report_message_wait(const Health::Report& report) {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
   if (!hold.lock || has_left() || run_ != nullptr) return false;
   for (int peer = 0; peer < world_; ++peer) {
@@ -266,22 +266,22 @@ bool MessageEngine::say_message(const Health::Report& report) {
   FrameHeader header;
   header.kind = FrameKind::in_message;
   header.call = report.call;
-  say(std::make_shared<Words>(header, std::string(report.text.substr(0, FrameHeader::kMostText))));
+  send_to_connected(std::make_shared<ReportFrame>(header, std::string(report.text.substr(0, FrameHeader::kMostText))));
   return true;
 }
 
 /// Tells the peers that have connected, or got data, since this rank said for whom it waits.
-void MessageEngine::say_again() noexcept try {
-  if (run_->said) say(run_->said);
+void MessageEngine::report_wait_again() noexcept try {
+  if (run_->said) send_to_connected(run_->said);
 } catch (const std::bad_alloc&) {  // they are not told
 }
 
 /// To all peers that are connected and have not been told, beside the data.
-void MessageEngine::say(const std::shared_ptr<const Words>& words) {
+void MessageEngine::send_to_connected(const std::shared_ptr<const ReportFrame>& report) {
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr || each->mute || each->said == words || health().has_left(each->peer)) continue;
-    each->said = words;
-    each->say(words);
+    if (!each || each->pipe == nullptr || each->mute || each->said == report || health().has_left(each->peer)) continue;
+    each->said = report;
+    each->queue_report(report);
     while (!each->queue.empty() && each->queue.front().report && each->send()) each->queue.pop_front();
   }
 }
@@ -292,7 +292,7 @@ void MessageEngine::flush() noexcept {
   std::unique_lock words(reports_);
   while (pending_error_ || pending_goodbye_) {
     const std::unique_lock pipes(pipes_, std::try_to_lock);
-    if (!pipes) return mesh_->ring();
+    if (!pipes) return mesh_->wake_all();
     const bool error = std::exchange(pending_error_, false);
     if (!error) pending_goodbye_ = false;
     words.unlock();
@@ -302,7 +302,7 @@ void MessageEngine::flush() noexcept {
 }
 
 /// A peer for which there is no memory to queue the report reads the end of the connection instead.
-void MessageEngine::send_to_all(const std::shared_ptr<Words>& report) noexcept {
+void MessageEngine::send_to_all(const std::shared_ptr<ReportFrame>& report) noexcept {
   if (has_left()) return;
   report->header.call = run_ != nullptr ? calls_ : calls_ + 1;
   if (report == error_) {
@@ -342,7 +342,7 @@ void MessageEngine::drain(const Deadline& deadline) noexcept {
 
 /// From now on a peer that connects reads the final error, or a goodbye.
 void MessageEngine::refuse_connections() noexcept {
-  const Words& last = final_error_ ? *final_error_ : *goodbye_;
+  const ReportFrame& last = final_error_ ? *final_error_ : *goodbye_;
   std::vector<std::byte> frame;
   try {
     frame = packed(last.header, last.text);

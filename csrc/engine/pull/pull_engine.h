@@ -76,14 +76,14 @@ class PullEngine final : public Engine {
   void leave(bool quiet, std::chrono::milliseconds patience) override {
     // Peers may still read this rank's staging buffers. If they do not finish in time, this rank does not free the
     // staging buffers.
-    const Leaving leaving{*this};
+    const Departing departing{*this};
     if (quiet && mesh_.delivered() && pull_.quiesce(patience)) transport_->retire();
   }
 
  private:
   /// Departs at the end of its scope, even if an interrupt ends the scope.
-  struct Leaving {
-    ~Leaving() {
+  struct Departing {
+    ~Departing() {
       engine.health().leave();
       engine.mesh_.close(Deadline::after(std::chrono::milliseconds(0)));
       engine.waiter_.depart();

@@ -185,7 +185,7 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
 
         def seen(row: Row | None, done: int, total: int) -> None:
             record(row)
-            watch(done, total, _told(row) if row else "")
+            watch(done, total, _row_text(row) if row else "")
 
         outcome = run(sweep, seen)
     for name, reason in outcome.refused.items():
@@ -196,6 +196,6 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
     return outcome.rows, meta
 
 
-def _told(row: Row) -> str:
+def _row_text(row: Row) -> str:
     what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
     return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
                 raise
             finally:
                 ranks.drain()
-    return 0 if failed is None else _told(failed, ranks.ends[failed].code, args.world)
+    return 0 if failed is None else _tell_failure(failed, ranks.ends[failed].code, args.world)
 
 
 def _store() -> dist.TCPStore:
@@ -81,7 +81,7 @@ def _store() -> dist.TCPStore:
     return interruptible.call(lambda: dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
 
 
-def _told(rank: int, code: int, world: int) -> int:
+def _tell_failure(rank: int, code: int, world: int) -> int:
     how = f"exited with code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
     others = "; the other ranks were ended" if world > 1 else ""
     print(f"ringlet run: rank {rank} {how}{others}", file=sys.stderr)

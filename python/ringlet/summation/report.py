@@ -153,7 +153,7 @@ def _changes(
 def _conclude(found: Revealed) -> None:
     """What the messages say of all topics but the place in memory."""
     said: dict[str, str] = {}
-    for topic, words in _told(found):
+    for topic, words in _topics(found):
         said.setdefault(topic, words)
     found.depends |= {topic: said[topic] for topic in TOPICS if topic in said}
     untried = set() if len(found.messages) > 1 else {"the message's size"}
@@ -161,7 +161,7 @@ def _conclude(found: Revealed) -> None:
     found.independent += [topic for topic in TOPICS if topic not in {*said, *untried}]
 
 
-def _told(found: Revealed) -> Iterator[tuple[str, str]]:
+def _topics(found: Revealed) -> Iterator[tuple[str, str]]:
     """What an element's bits depend on, in words, after its topic; the first of a topic tells enough."""
     for seen in found.messages:
         at = f"at {seen.count:,} elements"

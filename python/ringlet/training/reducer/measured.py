@@ -57,11 +57,11 @@ class MeasuredMerging:
         self._durations: list[list[float]] = [[] for _ in TURNS]
         self._turn, self._count = 0, -UNSEEN
         self.kept: str | None = None
-        self._told: dict[str, Any] = {}
+        self._stats: dict[str, Any] = {}
 
     def describe(self) -> dict[str, Any]:
         """For `GradientReducer.stats()`: measured and predicted times in seconds, and the layout that was kept."""
-        return {"kept": self.kept, **self._told}
+        return {"kept": self.kept, **self._stats}
 
     def observe(self, timeline: Timeline, plan: list[buckets.Bucket]) -> list[buckets.Bucket] | None:
         """Observes one reduced backward on `plan`. Returns the plan to change to, if any. Collective."""
@@ -92,12 +92,12 @@ class MeasuredMerging:
         # A machine that is slow during one turn must not decide: merged has to win at its worst against plain's best.
         plain = min(took for name, took in zip(TURNS, turns, strict=True) if name == "plain")
         merged = max(took for name, took in zip(TURNS, turns, strict=True) if name == "merged")
-        self._told["measured_s"] = {"plain": plain, "merged": merged}
+        self._stats["measured_s"] = {"plain": plain, "merged": merged}
         return self._keep("merged" if merged < WORTH_IT * plain else "plain")
 
     def _keep(self, name: str) -> list[buckets.Bucket]:
         self.kept = name
-        counts, measured = self._told["buckets"], self._told.get("measured_s")
+        counts, measured = self._stats["buckets"], self._stats.get("measured_s")
         took = "" if measured is None else "".join(f", {kind} took {s * 1e3:.2f} ms" for kind, s in measured.items())
         self._channel.tell(
             f"merging keeps the {name} layout ({counts['plain']} buckets plain, {counts['merged']} merged{took})"
@@ -118,10 +118,10 @@ class MeasuredMerging:
             groups += [[alike[place] for place in cut] for cut in cuts]
         plan = buckets.lay_out(self._entries, groups, order)
         nbytes = [entry.nbytes for entry in self._entries]
-        self._told["cost"] = asdict(cost)
-        self._told["predicted_s"] = {
+        self._stats["cost"] = asdict(cost)
+        self._stats["predicted_s"] = {
             name: merging.end_of([[slot.index for slot in b.slots] for b in found], ready, nbytes, cost)
             for name, found in (("plain", self._plans["plain"]), ("merged", plan))
         }
-        self._told["buckets"] = {"plain": len(self._plans["plain"]), "merged": len(plan)}
+        self._stats["buckets"] = {"plain": len(self._plans["plain"]), "merged": len(plan)}
         return plan

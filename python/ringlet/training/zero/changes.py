@@ -35,7 +35,7 @@ class Changes:
     through `parameter.data` is neither: `gathered` finds it by a digest of the values; elsewhere every rank keeps its
     own shard of it.
 
-    `follow` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
+    `sync_written` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Changes:
                 "did not end, load again"
             )
 
-    def follow(self) -> None:
+    def sync_written(self) -> None:
         """Call it before a forward that trains, an update and a checkpoint. Collective if values have changed."""
         if self._gathering:
             return
@@ -103,7 +103,7 @@ class Changes:
         )
 
     def pending(self) -> bool:
-        """Whether this rank has written values that `follow` has not taken."""
+        """Whether this rank has written values that `sync_written` has not taken."""
         return any(yes for _, yes in self._written())
 
     def _written(self) -> list[tuple[nn.Parameter, bool]]:

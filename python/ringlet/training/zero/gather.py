@@ -61,7 +61,7 @@ class _Running:
 
     module: nn.Module
     frame: FrameType | None
-    lent: list[tuple[FlatUnit, Slot]] = field(default_factory=list)
+    materialized: list[tuple[FlatUnit, Slot]] = field(default_factory=list)
     hooks: Any = None
     all_hooks: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -125,7 +125,7 @@ class Residency:
         self._forward, self._backward = _Order(), _Order()
         self._running: list[_Running] = []
         self._depth: dict[nn.Parameter, int] = {}
-        self._lent_version: dict[nn.Parameter, int] = {}
+        self._materialized_version: dict[nn.Parameter, int] = {}
         self._aliased: list[tuple[FlatUnit, torch.Tensor]] = []  # released, but others have tensors of their buffers
         for flat in flats:
             for slot in flat.unit.slots:
@@ -193,7 +193,7 @@ class Residency:
         for flat in self.flats:
             self._touch(flat, prefetch=False).uses += 1
             for slot in flat.unit.slots:
-                self._lend(flat, slot, flat.part)
+                self._materialize(flat, slot, flat.part)
                 if slot.parameter.numel():
                     self._of_storage[storage_key(slot.parameter)] = flat
         self._held = self._watch_saved()  # a backward may come when they are gone again
@@ -208,7 +208,7 @@ class Residency:
         self._updates += changed
         for flat in self.flats:
             for slot in flat.unit.slots:
-                self._take_back(slot)
+                self._release_parameter(slot)
             self._whole[flat].uses -= 1
         self.release_all()
         self.pools, self._held = self._usual_pools, None
@@ -225,8 +225,8 @@ class Residency:
         self._running.append(running)
         for flat, slot in own:
             self._touch(flat).uses += 1
-            running.lent.append((flat, slot))
-            self._lend(flat, slot, flat.view)
+            running.materialized.append((flat, slot))
+            self._materialize(flat, slot, flat.view)
         running.hooks = self._watch_saved()
         running.all_hooks = _take_hooks()
         _set_hooks(running.all_hooks)
@@ -241,15 +241,16 @@ class Residency:
         if with_hooks := [one for one in ended if one.hooks is not None]:
             _remove_hooks(with_hooks[0].all_hooks, len(with_hooks))
         for one in ended:
-            for flat, slot in one.lent:
-                self._take_back(slot)
+            for flat, slot in one.materialized:
+                self._release_parameter(slot)
                 self._whole[flat].uses -= 1
 
     def _watch_saved(self) -> Any:
         """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: beside_modes(self._pack, tensor, outer), lambda saved: beside_modes(self._unpack, saved, outer)
+            lambda tensor: beside_modes(self._pack, tensor, outer),
+            lambda saved: beside_modes(self._unpack, saved, outer),
         )
         hooks.__enter__()
         return hooks
@@ -258,14 +259,14 @@ class Residency:
         if not self._running or self._running[-1].module is not module:
             return  # an error before _enter
         running = self._running.pop()
-        own = running.lent
+        own = running.materialized
         if running.hooks is not None:
             running.hooks.__exit__()
         written = [
             slot.name for flat, slot in own if self._depth.get(slot.parameter) == 1 and self._is_written(flat, slot)
         ]
         for flat, slot in own:
-            self._take_back(slot)
+            self._release_parameter(slot)
             self._whole[flat].uses -= 1
         if written:
             raise InvalidUsage(
@@ -281,17 +282,17 @@ class Residency:
                     "releases after its forward: return a copy"
                 )
 
-    def _lend(self, flat: FlatUnit, slot: Slot, place: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
+    def _materialize(self, flat: FlatUnit, slot: Slot, place: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
         """`place`: gives the parameter's memory in the unit's buffer."""
         depth = self._depth.get(slot.parameter, 0)
         if depth == 0:
             restore(slot.parameter, place(slot, self._whole[flat].buffer))
-            self._lent_version[slot.parameter] = slot.parameter._version
+            self._materialized_version[slot.parameter] = slot.parameter._version
         self._depth[slot.parameter] = depth + 1
 
-    def _take_back(self, slot: Slot) -> None:
+    def _release_parameter(self, slot: Slot) -> None:
         if self._depth.get(slot.parameter, 0) == 0:
-            return  # _lend was interrupted
+            return  # _materialize was interrupted
         self._depth[slot.parameter] -= 1
         if self._depth[slot.parameter] == 0:
             release(slot.parameter, slot.name, slot.shape)
@@ -299,7 +300,7 @@ class Residency:
     def _is_written(self, flat: FlatUnit, slot: Slot) -> bool:
         parameter = slot.parameter
         there = parameter.is_set_to(flat.view(slot, self._whole[flat].buffer))
-        return not there or parameter._version != self._lent_version[parameter]
+        return not there or parameter._version != self._materialized_version[parameter]
 
     def _refuse_loading(self, module: nn.Module, *_arguments: Any) -> None:
         if any(isinstance(parameter, Released) for parameter in module.parameters(recurse=False)):

@@ -109,8 +109,8 @@ class ShardReduction(Trainer[ZeroBackward]):
         if torch.is_grad_enabled():
             if self._checks is not None:
                 self._checks.before_forward()
-            self._changes.refuse_owned()  # first: `follow` overwrites
-            self._changes.follow()
+            self._changes.refuse_owned()  # first: `sync_written` overwrites
+            self._changes.sync_written()
         self._clock.start("forward")
         if self._residency is not None:
             self._residency.begin_forward()

@@ -230,7 +230,7 @@ class Zero(ShardReduction):
             return False
         if self.options.reproducible:
             refuse_fused(self.optimizer.param_groups)
-        self._changes.follow()
+        self._changes.sync_written()
         self._changes.refuse_frozen()
         self._clock.start("step")
         try:
@@ -297,7 +297,7 @@ class Zero(ShardReduction):
                 "call step(partial=True), which updates with these gradients, or zero_grad(), which drops them"
             )
         self._refuse_unsaved()
-        self._changes.follow()
+        self._changes.sync_written()
         replicas.broadcast_buffers(self.module, self._traffic.group)
         self._sharded.take_written(self._sharded.pieces)
         made = self._sharded.make_states()
