@@ -488,8 +488,8 @@ def prepare(rank: int, world: int, transport: str | None = None) -> tuple[str, f
     """Takes from the environment what it gives a group: the log, algorithms, and the transport if none is given. On
     rank 0, warns if the default table of rules cannot be used; groups then use the built-in rules.
 
-    Returns the transport, the time, for `log.group_made`, and what is wrong with the environment: the rendezvous raises it on
-    all ranks."""
+    Returns the transport, the time, for `log.group_made`, and what is wrong with the environment: the rendezvous raises
+    it on all ranks."""
     wrong: Error | None = None
     keep_untraced_if_loaded()
     try:

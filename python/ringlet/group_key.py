@@ -5,15 +5,17 @@ the keys that killed ranks have left there for new ones, however far each of the
 
     rank r:   writes hello/r := a new random number, and its claim of what the group is; waits for the answer to that
               number; writes that it has the answer
-    rank 0:   makes a key of its own number; answers every number that it finds, with the key or with the reason why that
-              rank cannot be in its group, until all ranks have written that they have their answer; writes that to all
+    rank 0:   makes a key of its own number; answers every number that it finds, with the key or with the reason why
+              that rank cannot be in its group, until all ranks have written that they have their answer; writes that
+              to all
     the last rank that reads this: deletes the entries of the rendezvous
 
 An old number gets an answer that no rank reads. The old processes must be gone, and elastic makes sure of that. So if
 another process overwrites a rank's hello, the rank knows that two processes claim the same rank.
 
-Until the group is made, a rank may begin again: a supervisor has restarted it, or it was interrupted and retries. Rank 0
-answers its new number, too. If rank 0 itself has another number, the ranks that have an answer of the old one begin again.
+Until the group is made, a rank may begin again: a supervisor has restarted it, or it was interrupted and retries. Rank
+0 answers its new number, too. If rank 0 itself has another number, ranks that have an answer of the old one begin
+again.
 
 Two jobs can use one port. If the launcher does not name the jobs (`Claim.job`, `nameless`), only a rank too many tells.
 Rank 0 waits a second for it before the first group is made. Later it is refused (intruders.py).

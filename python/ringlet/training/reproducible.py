@@ -142,8 +142,8 @@ def refuse_fused(groups: Iterable[dict[str, Any]]) -> None:
     """For Zero, which gives an optimizer parts of tensors."""
     if any(group.get("fused") for group in groups):
         raise InvalidUsage(
-            "Zero: fused=True with reproducible=True: torch's fused kernels round the last elements of a tensor another "
-            "way, and which elements are the last of a part depends on the number of ranks: leave out fused="
+            "Zero: fused=True with reproducible=True: torch's fused kernels round the last elements of a tensor another"
+            " way, and which elements are the last of a part depends on the number of ranks: leave out fused="
         )
 
 

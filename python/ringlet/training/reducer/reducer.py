@@ -126,10 +126,10 @@ class GradientReducer(Reduction):
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
         parameters = [parameter for _, parameter in named]
         channel = Channel(owner, algorithm, BucketLabels(title, parameters))
+        options.check()  # they are the same on all ranks
+        channel.check_algorithm(device)
         with refusing_together(owner, device):
-            options.check()
             refusals.refuse_unsupported(module, named)
-            channel.check_algorithm(device)
             if reproducible:
                 refuse_world(dist.get_world_size(owner), "GradientReducer")
                 channel.algorithm = algorithm_of(algorithm, owner, device)
