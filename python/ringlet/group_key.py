@@ -79,15 +79,20 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wr
     return key
 
 
+class _AnotherLead(Exception):
+    """The rank 0 that answered has begun again, or another process is rank 0."""
+
+
 def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
-    """The key that rank 0 answers. Begins again whenever there is another rank 0 before the group is made."""
-    while (key := _asked(store, name, claim, until)) is None:
-        claim = dataclasses.replace(claim, number=secrets.token_hex(16))
-    return key
+    """The key that rank 0 answers."""
+    while True:
+        try:
+            return _ask(store, name, claim, until)
+        except _AnotherLead:
+            claim = dataclasses.replace(claim, number=secrets.token_hex(16))
 
 
-def _asked(store: Store, name: str, claim: Claim, until: float) -> str | None:
-    """None if the rank 0 that answered has begun again, or another process is rank 0."""
+def _ask(store: Store, name: str, claim: Claim, until: float) -> str:
     store.set(f"{name}/hello/{claim.rank}", claim.text())
     answer = _awaited(store, name, claim, f"{name}/answer/{claim.number}", until)
     if answer is None:
@@ -99,12 +104,10 @@ def _asked(store: Store, name: str, claim: Claim, until: float) -> str | None:
     if answer[0] == _REFUSAL:
         raise InvalidUsage(told)
     refusal = _awaited(store, name, claim, f"{told}/all", until, told)
-    if refusal is None and _leads_another(store, name, told):
-        return None
     if refusal is None:
         absent = store.get(f"{told}/absent").decode().split(", ")
         raise Timeout(_missed(claim, ", ".join(rank for rank in absent if rank != str(claim.rank)) or "0"))
-    if refusal:
+    if refusal := refusal or _taken(store, name, claim):
         raise InvalidUsage(refusal)
     store.set(f"{name}/hello/{claim.rank}", "")
     if store.add(f"{told}/heard", 1) == claim.world - 1:
@@ -113,14 +116,8 @@ def _asked(store: Store, name: str, claim: Claim, until: float) -> str | None:
     return told
 
 
-def _leads_another(store: Store, name: str, key: str) -> bool:
-    """Whether there is a rank 0 with another key."""
-    lead = claim_from(peek(store, f"{name}/hello/0"))
-    return lead is not None and key != f"{name}/{lead.number}"
-
-
 def _awaited(store: Store, name: str, claim: Claim, key: str, until: float, lead_key: str = "") -> str | None:
-    """What is set there in time, and before there is another rank 0 than the one with `lead_key`, if that is given."""
+    """What is set there in time. Raises _AnotherLead if rank 0 has another key than `lead_key`, if that is given."""
     began = time.monotonic()
     while not wait_for_key(store, key, min(until, time.monotonic() + _LOOK_EVERY_S)):
         if twice := _taken(store, name, claim):
@@ -129,7 +126,10 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float, lead
             raise InvalidUsage(refusal)
         if time.monotonic() > began + LATE_S and (twice := too_late(store, name, claim)):
             raise InvalidUsage(twice)
-        if time.monotonic() > until or (lead_key and _leads_another(store, name, lead_key)):
+        lead = claim_from(peek(store, f"{name}/hello/0")) if lead_key else None
+        if lead is not None and lead_key != f"{name}/{lead.number}":
+            raise _AnotherLead
+        if time.monotonic() > until:
             return None
     return store.get(key).decode()
 
@@ -168,31 +168,14 @@ class _Lead:
         self._open_until = self._looked_at  # although nobody is absent
 
     def key(self, until: float) -> str:
-        store, pause, told = self._store, _LEAST_PAUSE_S, ""
+        store = self._store
         # A FileStore has no file, for which a look would wait, before this.
         store.set(f"{self._name}/hello/0", self._claim.text())
-        while self._absent or time.monotonic() < self._open_until:
-            names = ", ".join(map(str, self._absent))
-            if names != told:
-                store.set(f"{self._key}/absent", told := names)  # for the others, should time be up
-            before = self._refusal
-            for rank in list(self._absent):
-                self._serve(rank)
-            if pause == _LARGEST_PAUSE_S:
-                self._look_for_others()
-                self._look_for_replaced()
-            if self._refusal and not before:
-                until = min(until, time.monotonic() + _REFUSED_S)
-            if self._absent and time.monotonic() > until:
-                self._refusal = self._refusal or self._wrong_of_absent()
-                if not self._refusal:
-                    raise Timeout(_missed(self._claim, told))
-                break
-            if self._absent or time.monotonic() < self._open_until:
-                time.sleep(pause)
-            pause = min(2 * pause, _LARGEST_PAUSE_S)
+        self._gather(until)
         if self._claim.nameless and not self._refusal:
             self._settle()
+        while not self._refusal and self._look_for_replaced():
+            self._gather(until)
         if self._claim.nameless and not self._refusal:
             members = [self._members[rank].text() for rank in range(self._claim.world)]
             store.set(f"{self._name}/members", json.dumps(members))
@@ -203,15 +186,38 @@ class _Lead:
         store.set(f"{self._name}/hello/0", "")
         return self._key
 
+    def _gather(self, until: float) -> None:
+        """Serves ranks until all have their answer, or there is a refusal and nobody more has come to hear it."""
+        store, pause, told = self._store, _LEAST_PAUSE_S, ""
+        while self._absent or time.monotonic() < self._open_until:
+            names = ", ".join(map(str, self._absent))
+            if names != told:
+                store.set(f"{self._key}/absent", told := names)  # for the others, should time be up
+            before = self._refusal
+            for rank in list(self._absent):
+                self._serve(rank)
+            if pause == _LARGEST_PAUSE_S:
+                self._look_for_others()
+                if time.monotonic() > self._looked_at + _LOOK_EVERY_S:
+                    self._look_for_replaced()
+            if self._refusal and not before:
+                until = min(until, time.monotonic() + _REFUSED_S)
+            if self._absent and time.monotonic() > until:
+                self._refusal = self._refusal or self._wrong_of_absent()
+                if not self._refusal:
+                    raise Timeout(_missed(self._claim, told))
+                break
+            if self._absent or time.monotonic() < self._open_until:
+                time.sleep(pause)
+            pause = min(2 * pause, _LARGEST_PAUSE_S)
+
     def _wrong_of_absent(self) -> str:
         """What a rank that has come and gone said was wrong with it."""
         claims = (claim_from(peek(self._store, f"{self._name}/hello/{rank}")) for rank in self._absent)
         return next((claim.wrong for claim in claims if claim is not None and claim.wrong), "")
 
-    def _look_for_replaced(self) -> None:
-        """At whether ranks that have their answer have begun again since."""
-        if time.monotonic() < self._looked_at + _LOOK_EVERY_S:
-            return
+    def _look_for_replaced(self) -> bool:
+        """Whether ranks that have their answer have begun again since. These are absent again."""
         self._looked_at = time.monotonic()
         for rank in [rank for rank in self._members if rank != 0]:
             now = claim_from(peek(self._store, f"{self._name}/hello/{rank}"))
@@ -219,6 +225,7 @@ class _Lead:
                 del self._members[rank]
                 self._absent = sorted([*self._absent, rank])
                 self._open_until = time.monotonic() + _REPLACED_S
+        return bool(self._absent)
 
     def _serve(self, rank: int) -> None:
         """Answers a rank that says who it is, until it says that it has its answer."""
@@ -233,7 +240,7 @@ class _Lead:
             store.set(f"{name}/answer/{number}", _REFUSAL + differs if differs else _KEY + self._key)
             self._answered[rank] = number
         answer = peek(store, f"{name}/ack/{number}")
-        if answer is None:
+        if answer is None or (answer[0] == _KEY and answer != _KEY + self._key):  # to another rank 0
             return
         refused = answer[1:] if answer[0] == _REFUSAL else ""
         self._absent.remove(rank)

@@ -408,6 +408,7 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         """After GradientMerge.drop(). Raises InvalidUsage if the group cannot go on."""
         self._check_stopped()
         self._used = bytearray(len(self._used))
+        self._sums.forget()
 
     def _finish_window(self) -> bool:
         """GradientMerge.finish(): reduces the gradients of a window that is not full, outside of a backward."""

@@ -27,7 +27,7 @@ class WideSums:
         """A backward begins. The gradient of parameter `arrived` is in `.grad` already."""
         for index, parameter in self._narrow:
             grad = parameter.grad
-            if grad is None:  # dropped, with what it was rounded from
+            if index == arrived or grad is None:  # it may have been dropped, with what it was rounded from
                 self._sums.pop(index, None)
             if index == arrived or grad is None or grad.requires_grad or grad.layout is not torch.strided:
                 continue
@@ -61,6 +61,6 @@ class WideSums:
             self.put_back(index, parameter)
 
     def forget(self) -> None:
-        """The gradients are reduced."""
+        """The gradients are reduced, or dropped."""
         self._sums.clear()
         self._aside.clear()

@@ -229,7 +229,8 @@ class Zero(ShardReduction):
         if self._window.seen == 0 and self.options.accumulate == 1:
             return False
         if self.options.reproducible:
-            refuse_fused(self.optimizer.param_groups)
+            with refusing_together(self._traffic.group, self._flats[0].unit.device):
+                refuse_fused(self.optimizer.param_groups)
         self._changes.sync_written()
         self._changes.refuse_frozen()
         self._clock.start("step")
