@@ -67,13 +67,13 @@ class Group:
         name: str,
         store: Store | None,
         ranks: Sequence[int],
-        requested_transport: str = "threads",
+        carrier: str = "threads",
     ):
         self.handle = handle
         self.name = name
         self.store = store
         self.ranks = tuple(ranks)
-        self.requested_transport = requested_transport  # as init was given it: of groups made of this one too
+        self.carrier = carrier  # as init was given it: of groups made of this one too
         self.rank: int = handle.rank
         self.world: int = handle.world
         self.transport: str = handle.transport
@@ -294,7 +294,7 @@ def _made_for_torch(group: Group) -> dist.ProcessGroup:
             "ringlet.Group.of(...) of that for the calls here"
         )
     if not dist.is_initialized():
-        options = _C.BackendOptions(transport=group.requested_transport, max_ctas=group.handle.max_ctas)
+        options = _C.BackendOptions(transport=group.carrier, max_ctas=group.handle.max_ctas)
         store = dist.PrefixStore("ringlet/torch", group.store)
         place: dict[str, Any] = {"rank": group.rank, "world_size": group.world, "timeout": group.handle.timeout}
         dist.init_process_group("ringlet", store=store, pg_options=options, **place)
@@ -447,7 +447,7 @@ def new_group(
             f"{', '.join(map(str, members))} of the default group)"
         ) from None
     handle.max_ctas = most
-    return Group(handle, name, parent.store, members, parent.requested_transport)
+    return Group(handle, name, parent.store, members, parent.carrier)
 
 
 def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> _C.Group:
@@ -463,10 +463,8 @@ def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> 
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
         return log.group_made(_C.Group.threads(title, place, world, limit), began)
-    key = rendezvous_key(
-        parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.requested_transport), limit, wrong
-    )
-    return log.group_made(_C.Group.join(parent.store, key, place, world, limit, parent.requested_transport), began)
+    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit, wrong)
+    return log.group_made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
