@@ -279,6 +279,37 @@ def test_the_newest_function_of_a_name_counts_whatever_it_refers_to(kept):
         assert newer is not first and registered("refers") == [newer]
 
 
+HELPED = """
+import ringlet
+from ringlet.schedule import reduce, send
+
+FIRST = 0
+
+def chunks(world):
+    return {"first": FIRST, "count": world}
+
+def twice(depth):
+    return twice(depth - 1) if depth else 1
+
+@ringlet.algorithm("all_reduce", name="helped")
+def helped(rank, world):
+    yield [twice(1) and verb(p, **chunks(world)) for verb in (send, reduce) for p in range(world) if p != rank]
+"""
+
+
+@pytest.mark.parametrize("old, new", [("FIRST = 0", "FIRST = 1"), ("else 1", "else 2"), ('"count": world', '"count": 1')])
+def test_a_function_whose_helpers_change_is_another(tmp_path, old, new):
+    """Its own code is the same: what it calls, or a number that this names, has changed."""
+    path = tmp_path / "helped.py"
+    path.write_text(HELPED)
+    (first,) = load(path)
+    path.write_text(HELPED + "# a comment\n")
+    assert load(path) == [first]
+    path.write_text(HELPED.replace(old, new))
+    (second,) = load(path)
+    assert second is not first and registered("helped") == [second]
+
+
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
     path = tmp_path / "mine.py"
     text = (

@@ -208,6 +208,12 @@ WRONG = {
             [(0, 0, [step("s", ("i", 1)), step("r", target=("o", 1))])], coll="alltoall", chunks=2, inplace=0),
         r"no step before writes o\[1\]",
     ),
+    "results that lie in each other's places": (
+        xml(*([(1 - rank, 1 - rank, [step("s", ("i", 0)), step("r", target=("o", rank)),
+                                     step("cpy", ("i", 0), ("o", 1 - rank))])] for rank in (0, 1)),
+            coll="allgather", chunks=2, inplace=0),
+        r"GPU 0, the result: o\[0\] holds chunk 1, and should hold 0",
+    ),
 }  # fmt: skip
 
 
@@ -227,6 +233,7 @@ def test_a_wrong_program_is_told_with_its_place(name):
         (("allreduce", "allsum"), "there is no collective for coll='allsum'; known: allreduce"),
         (('ngpus="2"', 'ngpus="3"'), "ngpus is 3, but the GPUs are 0, 1"),
         (('ngpus="2"', 'ngpus="two"'), "<algo> has ngpus='two', which should be a number from 1 on"),
+        (('srcbuf="i"', 'srcbuf="x"'), "GPU 0, threadblock 0, step 0: there is no buffer 'x'; known: i, o, s"),
         (('send="1"', 'send="5"'), "GPU 0, threadblock 0: its peer 5 is no other GPU"),
         (('type="s"', 'type="t"'), "GPU 0, threadblock 0, step 0: there is no step 't'"),
         (('send="1"', 'send="-1"'), "the threadblock has no peer for 's'"),

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import ringlet._C as _C
@@ -65,6 +66,7 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 
 _registered: dict[tuple[str, str], Algorithm] = {}  # the newest of each (collective, name)
 _by_slot: dict[int, Algorithm] = {}
+_contents: dict[int, Any] = {}  # of each slot, as they were when it was registered
 _loaded: dict[Path, tuple[bytes, list[Algorithm]]] = {}  # by file: a digest of its text, and what it made
 _loading: list[list[Algorithm]] = []  # of the files that run now
 
@@ -286,14 +288,17 @@ def algorithms() -> list[tuple[str, str, str]]:
 
 
 def register(made: Algorithm) -> Algorithm:
-    """Gives an algorithm its name in this process. The same function again is the same algorithm. If another function
-    has the name, later calls use the new one. Raises InvalidUsage for the name of a built-in algorithm."""
+    """Gives an algorithm its name in this process. The same function again is the same algorithm, unless what it refers
+    to has changed. If another function has the name, later calls use the new one. Raises InvalidUsage for the name of a
+    built-in algorithm."""
     key = (made.collective, made.name)
+    content = (made.order, _content(made.function), _content(made.parts))
     with _names:
         placed = _registered.get(key)
-        if placed is None or not _alike(placed, made):
+        if placed is None or not _alike(_contents[placed.slot], content):
             slot = _C.add_algorithm(made.collective, made.name, made.summary)
             placed = _registered[key] = _by_slot[slot] = replace(made, slot=slot)
+            _contents[slot] = content
         for made_here in _loading:
             made_here.append(placed)
         return placed
@@ -377,26 +382,39 @@ def _run(path: Path) -> list[Algorithm]:
     return list(dict.fromkeys(made))
 
 
-def _alike(a: Algorithm, b: Algorithm) -> bool:
-    """Whether both are the same function, perhaps made twice: by two threads, or by a notebook cell that ran twice."""
+def _alike(a: Any, b: Any) -> bool:
+    """Whether both contents are one: of a function that was made twice, by two threads or by a notebook cell that ran
+    twice."""
     try:
-        return bool(
-            (a.order, _content(a.function), _content(a.parts)) == (b.order, _content(b.function), _content(b.parts))
-        )
-    except Exception:  # they refer to values that cannot be compared, such as two arrays
+        return bool(a == b)
+    except Exception:  # they hold values that cannot be compared, such as two arrays
         return False
 
 
-def _content(value: Callable[..., Any] | int | None) -> Any:
-    """The parts that make a function; the value itself if it is not a plain function."""
+def _content(value: Any, module: dict[str, Any] | None = None, within: tuple[CodeType, ...] = ()) -> Any:
+    """What a function of `module` does: its code, and the values that it refers to now, functions of the module among
+    them. Any other value is its own content.
+
+    module: the functions' globals; None: the function's own. within: the functions that refer to it.
+    """
     code = getattr(value, "__code__", None)
-    if code is None:
+    names = getattr(value, "__globals__", None)
+    if code is None or names is None or (module is not None and module is not names):
         return value
+    if code in within:
+        return code
     try:
-        cells = tuple(cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:  # a cell that is empty so far
         return value
-    return code, cells, getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None)
+    held += [value.__defaults__, value.__kwdefaults__, *(names[name] for name in _names_in(code) if name in names)]
+    return code, tuple(_content(one, names, (*within, code)) for one in held)
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """The globals, and the attributes, that the code and the functions within it name."""
+    within = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return [*code.co_names, *itertools.chain.from_iterable(map(_names_in, within))]
 
 
 def _algorithm_of_file(path: Path, text: str) -> Algorithm:

@@ -28,6 +28,7 @@ COLLECTIVES = {
 SENDS = ("s", "rcs", "rrs", "rrcs")
 RECEIVES = ("r", "rcs", "rrs", "rrc", "rrcs")
 KINDS = ("s", *RECEIVES, "cpy", "re", "nop")
+BUFFERS = ("i", "o", "s")
 LARGEST_BYTES = 64 << 20
 
 Location = tuple[str, int]  # buffer, chunk
@@ -100,14 +101,14 @@ class Program:
             for chunk in range(first * k, (first + count) * k):
                 yield rank, self.memory(rank, ("i", chunk - start)), chunk
 
-    def outputs(self) -> Iterator[tuple[int, Location]]:
-        """(GPU, place) of the results."""
+    def outputs(self) -> Iterator[tuple[int, Location, int]]:
+        """(GPU, place, chunk) of the results."""
         k = self.per_block
         for rank in range(self.world):
             first, count = output_chunks(self.collective, rank, self.world, 0, self.parts)
             start = first * k if self.collective in ("all_to_all", "reduce_scatter") else 0
             for chunk in range(first * k, (first + count) * k):
-                yield rank, self.memory(rank, ("o", chunk - start))
+                yield rank, self.memory(rank, ("o", chunk - start)), chunk
 
 
 def parse(text: str) -> Program:
@@ -151,10 +152,14 @@ def _step(step: ElementTree.Element, where: str, peers: tuple[int, int]) -> XmlS
     if (kind in SENDS and peers[0] < 0) or (kind in RECEIVES and peers[1] < 0):
         raise MscclError(f"{where}: the threadblock has no peer for {kind!r}")
     waits = _number(step, "depid"), _number(step, "deps")
+    source, target = step.get("srcbuf", "i"), step.get("dstbuf", "o")
+    for buffer in (source, target):
+        if buffer not in BUFFERS:
+            raise MscclError(f"{where}: there is no buffer {buffer!r}; known: {', '.join(BUFFERS)}")
     return XmlStep(
         kind,
-        (step.get("srcbuf", "i"), _number(step, "srcoff")),
-        (step.get("dstbuf", "o"), _number(step, "dstoff")),
+        (source, _number(step, "srcoff")),
+        (target, _number(step, "dstoff")),
         _number(step, "cnt", 0 if kind == "nop" else 1, most=MOST_PARTS),
         waits if waits[0] >= 0 else None,
     )

@@ -84,9 +84,12 @@ class _Steps:
         stuck = [(rank, block) for rank, block in blocks if self.at[rank, block.id] < len(block.steps)]
         if stuck:
             raise MscclError("a deadlock: " + "; ".join(self.waiting(*one) for one in stuck[:8]))
-        for rank, place in self.program.outputs():
+        for rank, place, chunk in self.program.outputs():
             where = f"GPU {rank}, the result"
-            self.bring_home(self.value(rank, place, where), where)
+            result = self.value(rank, place, where)
+            if result.home != chunk:
+                raise MscclError(f"{where}: {place[0]}[{place[1]}] holds chunk {result.home}, and should hold {chunk}")
+            self.bring_home(result, where)
         received = {item.node for item in self.items if item.verb != "send"}
         return [item for item in self.items if item.node in received]
 
