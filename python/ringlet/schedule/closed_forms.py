@@ -122,9 +122,15 @@ _ALONE, _ALONE_SUMMING = ClosedForm("0", "0"), ClosedForm("0", "0", "0", "1")  #
 
 
 def closed_form(algorithm: str, collective: str, hosts: Sequence[int], world: int) -> ClosedForm | None:
-    """The form on file, for `hosts` as in a Schedule. Only the form of `hierarchical` depends on the hosts."""
+    """The form on file, for `hosts` as in a Schedule. None if there is none for these hosts.
+
+    The form of `hierarchical` is of regular hosts. Of five ranks, `swing` has a tree more where the order of the ranks
+    puts the two terms of a round the other way.
+    """
     form = CLOSED_FORMS.get((algorithm, collective))
     if form is None or (algorithm == "hierarchical" and hosts and not regular(hosts)):
+        return None
+    if algorithm == "swing" and world == 5 and list(hosts) != sorted(hosts):
         return None
     if world > 1 or collective == "all_to_all":  # a rank alone copies its block, in one round
         return form
