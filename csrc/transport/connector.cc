@@ -97,7 +97,7 @@ Connector::Step Connector::start(const Address& address) {
   // A connect() that a signal ends goes on as one that does not wait: it is not repeated.
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), length) != 0 && errno != EINPROGRESS &&
       errno != EINTR) {
-    return miss(address, std::strerror(errno), !address.is_loopback());
+    return unreachable(address, errno);
   }
   attempts_.push_back({&address, std::move(socket), Deadline::after(kPerAddress)});
   return Step::going;
@@ -119,7 +119,7 @@ Connector::Step Connector::connected(Attempt& attempt) {
   int code = 0;
   socklen_t length = sizeof code;
   ::getsockopt(attempt.socket.get(), SOL_SOCKET, SO_ERROR, &code, &length);
-  if (code != 0) return miss(*attempt.address, std::strerror(code), !attempt.address->is_loopback());
+  if (code != 0) return unreachable(*attempt.address, code);
   attempt.hello = {.listener = target_.address.listener,
                    .group = group_name(target_.key),
                    .from = target_.from,
@@ -186,6 +186,11 @@ Connector::Step Connector::welcomed(Attempt& attempt) {
   return miss(*attempt.address, "answered, but does not know this group's secret", false);
 }
 
+Connector::Step Connector::unreachable(const Address& address, int code) {
+  nobody_listens_ = nobody_listens_ || (address.is_loopback() && code == ECONNREFUSED);
+  return miss(address, std::strerror(code), !address.is_loopback());
+}
+
 Connector::Step Connector::miss(const Address& address, const std::string& why, bool worth_repeating) {
   reasons_ += (reasons_.empty() ? "" : "; ") + place(address) + ": " + why;
   repeat_ = repeat_ || worth_repeating;
@@ -199,7 +204,7 @@ Connector::Step Connector::fail(ErrorKind kind, const std::string& why) {
 }
 
 Connector::Outcome Connector::end_round() {
-  if (!repeat_ || (until_.passed() && !silent_)) {
+  if (!repeat_ || ((nobody_listens_ || until_.passed()) && !silent_)) {
     fail(ErrorKind::peer_lost, reasons_ + "; its process may be gone, or a firewall may be between the hosts");
     return Outcome::failed;
   }

@@ -2,9 +2,9 @@
 // tries the addresses of one peer, each a moment after the one before (RFC 8305): an address that does not answer
 // delays nothing. The first connection over which the peer proves itself is used.
 //
-// It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If an address that
-// only a local process can have refuses, the connector fails at once. Between hosts it tries again until its time is
-// over: meanwhile the peer may connect, if a firewall lets only one side. A connector for messages never gives up for
+// It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If loopback refuses,
+// nobody listens there, and the connector fails once the other addresses have failed. Between hosts it tries again until
+// its time is over: meanwhile the peer may connect, if a firewall lets only one side. A connector for messages never gives up for
 // that reason, because the one for `collectives` does. While a listener is there, no connector gives up: the call that
 // needs the connection has a timeout.
 // Ownership: owns the sockets until take(). Thread safety: one thread at a time (the listener's).
@@ -74,6 +74,7 @@ class Connector {
   Step connected(Attempt& attempt);
   Step answered(Attempt& attempt);
   Step welcomed(Attempt& attempt);
+  Step unreachable(const Address& address, int code);
   Step miss(const Address& address, const std::string& why, bool worth_repeating);
   Step fail(ErrorKind kind, const std::string& why);
   /// All addresses failed: begins again after a pause, or fails.
@@ -89,6 +90,7 @@ class Connector {
   Deadline until_;
   std::chrono::milliseconds pause_;
   bool repeat_ = false;  // an address that failed in this round may succeed in the next
+  bool nobody_listens_ = false;  // loopback refuses: the listener of that process is gone
   bool silent_ = false;  // a listener took the connection in this round, and said nothing: its process may be stopped
   std::string reasons_;  // why the addresses of this round failed
   ErrorKind kind_ = ErrorKind::peer_lost;

@@ -1,5 +1,6 @@
 """Schedules along a topology: proved, ordered as the hosts lie, and what they ask of the links between hosts."""
 
+import itertools
 import random
 import xml.etree.ElementTree
 from fractions import Fraction
@@ -49,6 +50,14 @@ def test_everything_is_proved_along_uneven_hosts(hosts):
     for proof in prove_all([len(hosts)], hosts=hosts):
         assert proof.hosts == numbered(hosts)
         assert proof.closed_form == (proof.algorithm != "hierarchical")
+
+
+def test_swing_of_five_ranks_has_a_closed_form_only_in_order():
+    """Its rounds add two terms, in an order that the ranks' numbers decide: three trees, or four."""
+    for hosts in itertools.product(range(3), repeat=5):
+        for collective in ("reduce_scatter", "all_gather"):
+            proof = ringlet.schedule("swing", collective, hosts=hosts).prove()
+            assert proof.closed_form == (list(numbered(hosts)) == sorted(numbered(hosts))), hosts
 
 
 @pytest.mark.parametrize(

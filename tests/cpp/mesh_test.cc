@@ -226,6 +226,18 @@ TEST(nobody_there_is_an_error_that_names_it) {
             "127.0.0.1:1: Connection refused");
 }
 
+/// Whatever the other addresses say, of which none is tried again: that takes 10 s.
+TEST(where_loopback_refuses_nobody_is_there) {
+  Group group(2, [](int, PeerAddress& address) {
+    address.port = 1;
+    address.addresses = {Address(std::string("127.0.0.1")), Address(std::string("192.0.2.1"))};
+  });
+  const Deadline before = Deadline::after(9s);
+  CHECK_HAS(CHECK_THROWS(PeerLost, wait_for(group.rank(0), 1, ConnectionKind::collectives)),
+            "127.0.0.1:1: Connection refused", "192.0.2.1:1");
+  CHECK(!before.passed());
+}
+
 TEST(nothing_comes_from_who_is_gone) {
   Group group(2);
   group.run([&](Mesh& mesh) {

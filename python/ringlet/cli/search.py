@@ -20,7 +20,7 @@ from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.hosts import Hosts
 from ringlet.schedule.machine_file import Machine, named, names, read_machine
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import Candidate, best, composed, schedules_of, search
+from ringlet.schedule.search import Candidate, best, composed, covers, schedules_of, search
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
 MOVING = tuple(collective for collective in COLLECTIVES if collective != "barrier")
@@ -63,6 +63,9 @@ def search_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
     machine = machine_of(args)
     outputs.check({"-o": args.output})
+    for made in args.files:
+        if not any(covers(one, args.collective, args.hosts) for one in made):
+            raise InvalidUsage(f"{made[0].origin}: has no {args.collective} for {len(args.hosts)} ranks (root 0)")
     own = [one for made in args.files for one in made]
     candidates = search(schedules_of(args.collective, args.hosts, own), machine, sizes, _C.message_segments)
     kept = {size: best(candidates, size, args.kept) for size in sizes}

@@ -59,6 +59,17 @@ def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candida
     return sorted(candidates, key=lambda c: (c.seconds[size], not c.registered, c.schedule.rounds, c.name))[:count]
 
 
+def covers(one: Algorithm, collective: str, hosts: Sequence[int]) -> bool:
+    """Whether a user's own algorithm is one of the collective, and has a schedule for these hosts."""
+    if one.collective != collective:
+        return False
+    try:
+        one.schedule(len(hosts), hosts=hosts)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def schedules_of(
     collective: str, hosts: Sequence[int], own: Sequence[Algorithm] = ()
 ) -> Iterator[tuple[Schedule, bool]]:
@@ -70,11 +81,10 @@ def schedules_of(
         if of == collective:
             yield schedule(name, of, hosts=hosts), True
     for one in own:
-        with contextlib.suppress(NotImplementedError):  # it may not cover this world
-            if one.collective == collective:
-                made = one.schedule(len(hosts), hosts=hosts)
-                made.prove()
-                yield made, True
+        if covers(one, collective, hosts):
+            made = one.schedule(len(hosts), hosts=hosts)
+            made.prove()
+            yield made, True
     sizes = {list(hosts).count(host) for host in hosts}
     if collective == "all_reduce" and len(set(hosts)) > 1 and len(sizes) == 1 and sizes != {1}:
         for composition in compositions(own):
