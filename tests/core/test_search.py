@@ -240,6 +240,16 @@ def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_pat
             assert _C.chosen("all_reduce", nbytes, 4, "hosts", text) == algorithm
 
 
+@pytest.mark.parametrize("collective, hosts", [("all_gather", "1x4"), ("all_reduce", "1x5")])
+def test_a_file_that_has_nothing_to_search_among_is_refused(tmp_path, monkeypatch, capsys, collective, hosts):
+    """It is of another collective, or of another number of ranks."""
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "mine.json").write_text(ringlet.schedule("ring", "all_reduce", world=4).json())
+    words = ("--hosts", hosts, "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")
+    assert main(("search", str(tmp_path / "mine.json"), "--collective", collective, *words)) == 2
+    assert f"mine.json: has no {collective} for {hosts[2:]} ranks" in capsys.readouterr().err
+
+
 def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RINGLET_ALGORITHMS", "")
     table = tmp_path / "racks"
