@@ -164,8 +164,8 @@ class _Lead:
         self._answered: dict[int, str] = {}
         self._members = {0: claim}
         self._refusal = claim.wrong
-        self._looked_at = time.monotonic()  # for ranks that begin again
-        self._open_until = self._looked_at  # although nobody is absent
+        self._open_until = time.monotonic()  # although nobody is absent
+        self._look_again_at = self._open_until + _LOOK_EVERY_S  # for ranks that begin again
 
     def key(self, until: float) -> str:
         store = self._store
@@ -198,7 +198,7 @@ class _Lead:
                 self._serve(rank)
             if pause == _LARGEST_PAUSE_S:
                 self._look_for_others()
-                if time.monotonic() > self._looked_at + _LOOK_EVERY_S:
+                if time.monotonic() > self._look_again_at:
                     self._look_for_replaced()
             if self._refusal and not before:
                 until = min(until, time.monotonic() + _REFUSED_S)
@@ -218,13 +218,15 @@ class _Lead:
 
     def _look_for_replaced(self) -> bool:
         """Whether ranks that have their answer have begun again since. These are absent again."""
-        self._looked_at = time.monotonic()
+        began = time.monotonic()
         for rank in [rank for rank in self._members if rank != 0]:
             now = claim_from(peek(self._store, f"{self._name}/hello/{rank}"))
             if now is not None and now.number != self._members[rank].number:
                 del self._members[rank]
                 self._absent = sorted([*self._absent, rank])
                 self._open_until = time.monotonic() + _REPLACED_S
+        ended = time.monotonic()  # in large groups, looks take a tenth of the time
+        self._look_again_at = ended + max(_LOOK_EVERY_S, 9 * (ended - began))
         return bool(self._absent)
 
     def _serve(self, rank: int) -> None:
