@@ -89,7 +89,7 @@ class Connector {
   Socket made_;
   Deadline until_;
   std::chrono::milliseconds pause_;
-  bool repeat_ = false;  // an address that failed in this round may succeed in the next
+  bool repeat_ = false;          // an address that failed in this round may succeed in the next
   bool nobody_listens_ = false;  // loopback refuses: the listener of that process is gone
   bool silent_ = false;  // a listener took the connection in this round, and said nothing: its process may be stopped
   std::string reasons_;  // why the addresses of this round failed

@@ -297,7 +297,9 @@ def helped(rank, world):
 """
 
 
-@pytest.mark.parametrize("old, new", [("FIRST = 0", "FIRST = 1"), ("else 1", "else 2"), ('"count": world', '"count": 1')])
+@pytest.mark.parametrize(
+    "old, new", [("FIRST = 0", "FIRST = 1"), ("else 1", "else 2"), ('"count": world', '"count": 1')]
+)
 def test_a_function_whose_helpers_change_is_another(tmp_path, old, new):
     """Its own code is the same: what it calls, or a number that this names, has changed."""
     path = tmp_path / "helped.py"
