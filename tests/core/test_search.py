@@ -250,6 +250,13 @@ def test_a_file_that_has_nothing_to_search_among_is_refused(tmp_path, monkeypatc
     assert f"mine.json: has no {collective} for {hosts[2:]} ranks" in capsys.readouterr().err
 
 
+def test_a_file_for_the_hosts_alone_has_a_use_in_compositions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "across.json").write_text(ringlet.schedule("ring", "all_reduce", world=4).json())
+    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")
+    assert main(("search", str(tmp_path / "across.json"), *words)) == 0
+
+
 def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RINGLET_ALGORITHMS", "")
     table = tmp_path / "racks"

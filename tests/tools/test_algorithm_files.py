@@ -163,6 +163,14 @@ def test_explore(files, kind, tmp_path, capsys):
     assert "wrong all_reduce, world 2: rank 1, round 1, chunk 0" in capsys.readouterr().err
 
 
+def test_tune_shows_rules_that_name_one(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", files["mine"])
+    monkeypatch.setenv("RINGLET_TABLE", str(tmp_path / "table"))
+    (tmp_path / "table").write_text("all_reduce up to 64KiB of_commands\n")
+    assert main(["tune", "--show"]) == 0
+    assert "all_reduce up to 64KiB of_commands\n" in capsys.readouterr().out
+
+
 def test_search(files, capsys):
     words = ["--hosts", "4x2", "--machine", "slow-uplinks", "-b", "1M", "-e", "1M"]
     assert main(["search", *words]) == 0

@@ -13,7 +13,7 @@ import pytest
 
 import ringlet
 from programs import ended
-from ringlet.cli import doctor, options, outputs, terminal, variables
+from ringlet.cli import doctor, options, outputs, terminal, tune, variables
 from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -138,6 +138,24 @@ def test_a_file_is_tried_without_a_trace(tmp_path):
     assert list((tmp_path / "a" / "b").iterdir()) == []
     os.mkfifo(tmp_path / "pipe")
     outputs.check({"--json": tmp_path / "pipe"})  # does not wait for a reader
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "draw ring -o /dev/full.svg",
+        "prove --world 2 --algorithm ring --json /dev/full",
+        "simulate ring --hosts 2x1 --machine slow-uplinks --sizes 4K --json /dev/full",
+        "tune -o /dev/full",
+    ],
+)
+def test_a_full_disk_is_told_with_the_file(words, tmp_path, monkeypatch, capsys):
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
+    monkeypatch.setattr(tune, "_measure", lambda sweeps, sizes: ([], {}))
+    monkeypatch.setattr(tune, "_heading", lambda meta, margin: "# measured\n")
+    assert main(words.replace("/dev/full.svg", str(full)).split()) == 2
+    assert re.fullmatch(r"ringlet \w+: cannot write \S+/full\S*: No space left on device\n", capsys.readouterr().err)
 
 
 def test_prove_proves_the_collectives_that_are_asked_for(capsys):

@@ -70,7 +70,7 @@ def doctor_command(args: argparse.Namespace) -> int:
     fails = any(found.state == "fails" for found in findings)
     if args.json:
         report = {"ok": not fails, "findings": [found._asdict() for found in findings]}
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        outputs.write(args.json, json.dumps(report, indent=1) + "\n")
     return 1 if fails else 0
 
 

@@ -72,5 +72,5 @@ def _write(args: argparse.Namespace, drawn: Schedule) -> str:
     ending = args.output.suffix.lower()
     of_svg: Callable[[Schedule], str] = Schedule.svg if whole else picture
     makers = {".svg": of_svg, ".txt": Schedule.text, ".json": Schedule.json, ".xml": Schedule.xml}
-    args.output.write_text(makers[ending](drawn), encoding="utf-8")
+    outputs.write(args.output, makers[ending](drawn))
     return "" if whole or ending != ".svg" else ", one bar for each rank (--force draws every chunk)"

@@ -53,7 +53,7 @@ def explore_command(args: argparse.Namespace) -> int:
         start["ranks"] = ranks
     with progress("executing schedules") as watch:
         html = page(catalogue(sources, args.worlds, start, watch), trees)
-    args.output.write_text(html, encoding="utf-8")
+    outputs.write(args.output, html)
     print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     return 0
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ringlet.errors import InvalidUsage
@@ -43,6 +44,22 @@ def _try(path: Path) -> None:
         path.resolve().unlink()  # of a link that leads nowhere, not the link
 
 
+def write(path: Path, text: str) -> None:
+    """Writes the file. InvalidUsage that names it if that fails, as on a disk that is full after all the work."""
+    with _naming(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # a pipe whose reader has what it wants
+        raise
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {str(path)[:200]}: {error.strerror}") from error
+
+
 def table_text(path: Path) -> str:
     """The text of the table that `path` holds; empty if it holds none. InvalidUsage if that is no text."""
     try:
@@ -63,16 +80,17 @@ def write_table(path: Path, text: str) -> None:
     Anything else than a file, such as a pipe or /dev/null, is written to and stays.
     """
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        write(path, text)
         return
     target = path.resolve()
     fresh, copy = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".before"))
     try:
-        fresh.write_text(text, encoding="utf-8")
-        if target.exists():
-            shutil.copy2(target, copy)
-            copy.replace(target.with_name(f"{target.name}.before"))
-        fresh.replace(target)
+        with _naming(path):
+            fresh.write_text(text, encoding="utf-8")
+            if target.exists():
+                shutil.copy2(target, copy)
+                copy.replace(target.with_name(f"{target.name}.before"))
+            fresh.replace(target)
     finally:
         for left in (fresh, copy):
             left.unlink(missing_ok=True)

@@ -64,7 +64,7 @@ def prove_command(args: argparse.Namespace) -> int:
         told["proofs"] = [{**vars(proof), "sent": str(proof.sent)} for proof in proofs]
         print_table(COLUMNS, [list(row.values()) for row in rows], words=range(len(COLUMNS)))
     if args.json:
-        args.json.write_text(json.dumps(told) + "\n")
+        outputs.write(args.json, json.dumps(told) + "\n")
     return 0 if told["proved"] else 1
 
 

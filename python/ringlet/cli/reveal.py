@@ -64,9 +64,9 @@ def reveal_command(args: argparse.Namespace) -> int:
     if len(found) == 2:
         print(_compared(*found))
     if args.json:
-        args.json.write_text(json.dumps([one.plain() for one in found], indent=1) + "\n", encoding="utf-8")
+        outputs.write(args.json, json.dumps([one.plain() for one in found], indent=1) + "\n")
     if args.output:
-        args.output.write_text(draw_trees.svg([one.plain() for one in found]), encoding="utf-8")
+        outputs.write(args.output, draw_trees.svg([one.plain() for one in found]))
     return 0
 
 

@@ -20,7 +20,7 @@ from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.hosts import Hosts
 from ringlet.schedule.machine_file import Machine, named, names, read_machine
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import Candidate, best, composed, covers, schedules_of, search
+from ringlet.schedule.search import Candidate, best, composed, has_use, schedules_of, search
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
 MOVING = tuple(collective for collective in COLLECTIVES if collective != "barrier")
@@ -63,10 +63,10 @@ def search_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
     machine = machine_of(args)
     outputs.check({"-o": args.output})
-    for made in args.files:
-        if not any(covers(one, args.collective, args.hosts) for one in made):
-            raise InvalidUsage(f"{made[0].origin}: has no {args.collective} for {len(args.hosts)} ranks (root 0)")
     own = [one for made in args.files for one in made]
+    for made in args.files:
+        if not any(has_use(one, args.collective, args.hosts, own) for one in made):
+            raise InvalidUsage(f"{made[0].origin}: has no {args.collective} for {len(args.hosts)} ranks (root 0)")
     candidates = search(schedules_of(args.collective, args.hosts, own), machine, sizes, _C.message_segments)
     kept = {size: best(candidates, size, args.kept) for size in sizes}
     for one in {id(c): c for chosen in kept.values() for c in chosen}.values():
@@ -130,7 +130,7 @@ def _write(
     files = {c.name: c.schedule for chosen in kept.values() for c in chosen if not c.registered}
     for name, schedule in files.items():
         path = folder / f"{name}.json"
-        path.write_text(_for_every_root(schedule), encoding="utf-8")
+        outputs.write(path, _for_every_root(schedule))
         algorithm_files.of_file(str(path))
     timings = [
         Timing(

@@ -98,7 +98,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         ]  # fmt: skip
         head = {"collective": first.collective, "world": first.world, "root": first.root, "hosts": list(first.hosts)}
         text = json.dumps({**head, "machine": machine.name, "rows": rows}, indent=1)
-        args.json.write_text(text + "\n", encoding="utf-8")
+        outputs.write(args.json, text + "\n")
     if args.plot:
         drawn = {one.algorithm: {size: sum(times[size]) * 1e6 for size in shown} for one, times in found}
         plot_times(drawn, args.plot, f"{what}, {machine.name}: predicted time")

@@ -20,6 +20,7 @@ from ringlet.cli import algorithm_files, bench, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
 from ringlet.schedule import Algorithm
+from ringlet.schedule.registry import load_given
 
 _EXAMPLES = """\
 ringlet tune                            two ranks of this machine; groups use the table from then on
@@ -85,6 +86,7 @@ def tune_command(args: argparse.Namespace) -> int:
 
 def in_force() -> str:
     """The rules of a group whose rank 0 is this process, in their order, as text."""
+    load_given()  # rules may name them
     try:
         file, text = _C.given_table()
     except UnicodeDecodeError as error:

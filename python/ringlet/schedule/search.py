@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ringlet.schedule.collectives import DIVIDED
-from ringlet.schedule.compose import compositions, segmented
+from ringlet.schedule.compose import Composition, compositions, segmented
 from ringlet.schedule.cost import Predictor
 from ringlet.schedule.data import Schedule
 from ringlet.schedule.machine_file import Machine
@@ -59,15 +59,12 @@ def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candida
     return sorted(candidates, key=lambda c: (c.seconds[size], not c.registered, c.schedule.rounds, c.name))[:count]
 
 
-def covers(one: Algorithm, collective: str, hosts: Sequence[int]) -> bool:
-    """Whether a user's own algorithm is one of the collective, and has a schedule for these hosts."""
-    if one.collective != collective:
-        return False
-    try:
-        one.schedule(len(hosts), hosts=hosts)
-    except NotImplementedError:
-        return False
-    return True
+def has_use(one: Algorithm, collective: str, hosts: Sequence[int], own: Sequence[Algorithm]) -> bool:
+    """Whether `schedules_of` makes a schedule of this one of a user's own algorithms, by itself or in a composition."""
+    if _covers(one, collective, hosts):
+        return True
+    made = _composed(collective, hosts, own)
+    return any(one.name in (composition.inside, composition.across) for composition, _ in made)
 
 
 def schedules_of(
@@ -81,15 +78,32 @@ def schedules_of(
         if of == collective:
             yield schedule(name, of, hosts=hosts), True
     for one in own:
-        if covers(one, collective, hosts):
+        if _covers(one, collective, hosts):
             made = one.schedule(len(hosts), hosts=hosts)
             made.prove()
             yield made, True
+    for _, made in _composed(collective, hosts, own):
+        yield made, False
+
+
+def _covers(one: Algorithm, collective: str, hosts: Sequence[int]) -> bool:
+    if one.collective != collective:
+        return False
+    try:
+        one.schedule(len(hosts), hosts=hosts)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _composed(
+    collective: str, hosts: Sequence[int], own: Sequence[Algorithm]
+) -> Iterator[tuple[Composition, Schedule]]:
     sizes = {list(hosts).count(host) for host in hosts}
     if collective == "all_reduce" and len(set(hosts)) > 1 and len(sizes) == 1 and sizes != {1}:
         for composition in compositions(own):
-            with contextlib.suppress(NotImplementedError):
-                yield composition.schedule(hosts), False
+            with contextlib.suppress(NotImplementedError):  # an algorithm of a user's may not cover this world
+                yield composition, composition.schedule(hosts)
 
 
 def composed(name: str, collective: str, hosts: Sequence[int], root: int = 0) -> Schedule:
