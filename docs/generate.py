@@ -135,7 +135,8 @@ def _rules() -> str:
 def _limits() -> str:
     """The constants of csrc/ that a user may want to know: those with a comment `///<`, which says what they limit."""
     lines = [["constant", "value", "what it says"]]
-    for path in sorted((DOCS.parent / "csrc").rglob("*.*")):
+    csrc = DOCS.parent / "csrc"
+    for path in sorted(path for ending in ("h", "cc", "cuh", "cu") for path in csrc.rglob(f"*.{ending}")):
         for name, value, told in LIMIT.findall(path.read_text(encoding="utf-8")):
             link = f"[`{name}`](../{path.relative_to(DOCS.parent)})"
             lines.append([link, _amount(name, value), re.sub(r"\s*///<", "", told)])

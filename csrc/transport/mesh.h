@@ -84,8 +84,9 @@ class Mesh {
   void retire(std::vector<std::byte> final_frame) noexcept;
   /// Whether the peers have read all that was written, as far as this rank can know, or will never read it.
   bool delivered() const noexcept;
-  /// Ends all pipes. Bytes that were written still arrive, if the peers read them before `deadline`. An interrupt ends
-  /// this wait early, and is thrown when all pipes have ended. If the deadline has passed already, it is not thrown.
+  /// Ends all pipes. Bytes that were written still arrive: those in a ring whenever the peer reads them, those in a
+  /// connection if they reach the peer's host before `deadline`. An interrupt ends this wait early, and is thrown when
+  /// all pipes have ended. If the deadline has passed already, it is not thrown.
   void close(const Deadline& deadline);
 
  private:

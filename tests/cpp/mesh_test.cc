@@ -264,6 +264,26 @@ TEST(nothing_comes_from_who_is_gone) {
   });
 }
 
+/// A rank that leaves does not wait until a busy peer of its host has read it.
+TEST(what_lies_in_a_ring_outlives_the_end) {
+  Group group(Hosts{0, 0});
+  std::latch left(1);
+  group.run([&](Mesh& mesh) {
+    Pipe* const pipe = wait_for(mesh, 1 - mesh.rank(), ConnectionKind::messages);
+    if (mesh.rank() == 0) {
+      write_all(mesh, *pipe, pattern(1000, 0, 1));
+      const Deadline patience = Deadline::after(10s);
+      mesh.close(patience);
+      left.count_down();
+      CHECK(!patience.passed());
+      return;
+    }
+    left.wait();
+    CHECK(read_all(mesh, *pipe, 1000) == pattern(1000, 0, 1));
+    CHECK(pipe->ended());
+  });
+}
+
 TEST(collectives_of_one_host_need_no_rings) {
   ThreadStore store;
   std::vector<std::thread> threads;

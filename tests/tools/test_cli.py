@@ -266,7 +266,8 @@ def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp
 def test_a_reader_that_leaves_is_no_failure():
     command = f"{sys.executable} -m ringlet draw ring --world 32 | head -n 1"
     done = ended("bash", "-o", "pipefail", "-c", command)
-    assert (done.returncode, done.stderr) == (0, "")
+    # What the pipe holds is written before the reader leaves, or not.
+    assert done.returncode in (0, 128 + signal.SIGPIPE) and done.stderr == ""
     assert "ring all_reduce" in done.stdout
 
 
