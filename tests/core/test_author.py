@@ -279,6 +279,20 @@ def test_the_newest_function_of_a_name_counts_whatever_it_refers_to(kept):
         assert newer is not first and registered("refers") == [newer]
 
 
+def test_methods_of_two_objects_are_two_functions():
+    class Shifted:
+        def __init__(self, by):
+            self.by = by
+
+        def rounds(self, rank, world):
+            yield send((rank + self.by) % world, 0), reduce((rank - self.by) % world, 0)
+
+    shifted = [Shifted(1), Shifted(2)]
+    first, again, second = (ringlet.algorithm("all_reduce", name="shifted")(shifted[i].rounds) for i in (0, 0, 1))
+    assert first is again and second is not first
+    assert schedule("shifted", world=5) == second.schedule(5) != first.schedule(5)
+
+
 HELPED = """
 import ringlet
 from ringlet.schedule import reduce, send

@@ -407,7 +407,8 @@ def _content(value: Any, module: dict[str, Any] | None = None, within: tuple[Cod
         held = [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:  # a cell that is empty so far
         return value
-    held += [value.__defaults__, value.__kwdefaults__, *(names[name] for name in _names_in(code) if name in names)]
+    held += [getattr(value, "__self__", None), value.__defaults__, value.__kwdefaults__]  # __self__: of a method
+    held += [names[name] for name in _names_in(code) if name in names]
     return code, tuple(_content(one, names, (*within, code)) for one in held)
 
 
