@@ -2,11 +2,11 @@
 // tries the addresses of one peer, each a moment after the one before (RFC 8305): an address that does not answer
 // delays nothing. The first connection over which the peer proves itself is used.
 //
-// It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If loopback refuses,
-// nobody listens there, and the connector fails once the other addresses have failed. Between hosts it tries again until
-// its time is over: meanwhile the peer may connect, if a firewall lets only one side. A connector for messages never gives up for
-// that reason, because the one for `collectives` does. While a listener is there, no connector gives up: the call that
-// needs the connection has a timeout.
+// It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If loopback
+// refuses, nobody listens there, and the connector fails once the other addresses have failed. Between hosts it tries
+// again until its time is over: meanwhile the peer may connect, if a firewall lets only one side. A connector for
+// messages never gives up for that reason, because the one for `collectives` does. While a listener is there, no
+// connector gives up: the call that needs the connection has a timeout.
 // Ownership: owns the sockets until take(). Thread safety: one thread at a time (the listener's).
 #pragma once
 

@@ -300,7 +300,7 @@ from ringlet.schedule import reduce, send
 FIRST = 0
 
 def chunks(world):
-    return {"first": FIRST, "count": world}
+    return {"chunk": FIRST, "count": world}
 
 def twice(depth):
     return twice(depth - 1) if depth else 1
@@ -324,6 +324,16 @@ def test_a_function_whose_helpers_change_is_another(tmp_path, old, new):
     path.write_text(HELPED.replace(old, new))
     (second,) = load(path)
     assert second is not first and registered("helped") == [second]
+
+
+def test_helpers_may_all_call_each_other(tmp_path):
+    """Each counts once: their paths are too many to follow."""
+    calls = " + ".join(f"f{i}(n - 1)" for i in range(30))
+    helpers = "".join(f"def f{i}(n):\n    return n and {calls}\n" for i in range(30))
+    path = tmp_path / "many.py"
+    path.write_text(helpers + HELPED.replace("helped", "many").replace("twice(1)", "not f0(0)"))
+    (made,) = load(path)
+    assert prove(made.schedule(3)).rounds == 1
 
 
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):

@@ -391,25 +391,28 @@ def _alike(a: Any, b: Any) -> bool:
         return False
 
 
-def _content(value: Any, module: dict[str, Any] | None = None, within: tuple[CodeType, ...] = ()) -> Any:
+def _content(value: Any, module: dict[str, Any] | None = None, seen: set[int] | None = None) -> Any:
     """What a function of `module` does: its code, and the values that it refers to now, functions of the module among
     them. Any other value is its own content.
 
-    module: the functions' globals; None: the function's own. within: the functions that refer to it.
+    module: the functions' globals; None: the function's own. seen: the functions that the content has already, by id:
+    each is there once, however many refer to it.
     """
     code = getattr(value, "__code__", None)
     names = getattr(value, "__globals__", None)
     if code is None or names is None or (module is not None and module is not names):
         return value
-    if code in within:
+    seen = set() if seen is None else seen
+    if id(value) in seen:
         return code
+    seen.add(id(value))
     try:
         held = [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:  # a cell that is empty so far
         return value
     held += [getattr(value, "__self__", None), value.__defaults__, value.__kwdefaults__]  # __self__: of a method
     held += [names[name] for name in _names_in(code) if name in names]
-    return code, tuple(_content(one, names, (*within, code)) for one in held)
+    return code, tuple(_content(one, names, seen) for one in held)
 
 
 def _names_in(code: CodeType) -> list[str]:
