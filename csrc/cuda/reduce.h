@@ -115,10 +115,14 @@ struct Values {
       for (size_t i = 0; i < kCount; ++i) held[i] = decltype(one)::template apply<E>(held[i], next.held[i]);
     });
   }
+  /// Rounded, as peers read it that do not scale themselves.
   RINGLET_BOTH void scale(double factor) {
     if constexpr (!kIsInteger<E>) {
       RINGLET_UNROLL
-      for (size_t i = 0; i < kCount; ++i) held[i] = held[i] * static_cast<Held>(factor);
+      for (size_t i = 0; i < kCount; ++i) {
+        held[i] = held[i] * static_cast<Held>(factor);
+        if constexpr (sizeof(Bits) < sizeof(Held)) held[i] = E::widen(E::narrow(held[i]));
+      }
     }
   }
   RINGLET_BOTH void divide(int divisor) {

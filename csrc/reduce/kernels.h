@@ -40,10 +40,12 @@ inline bool starts_line(const std::byte* p) { return reinterpret_cast<uintptr_t>
 template <class E>
 using ScalarOf = std::remove_reference_t<decltype(typename E::Value{}[0])>;
 
+/// Rounded, as peers read it that do not scale themselves.
 template <class E>
 RINGLET_INLINE void scale(const ReduceArgs& args, typename E::Value* values) {
   if constexpr (!kIsInteger<E>) {
     for (int i = 0; i < E::kParts; ++i) values[i] = values[i] * static_cast<ScalarOf<E>>(args.scale);
+    if constexpr (E::kSize < sizeof(ScalarOf<E>)) E::unpack(E::pack(values), values);
   }
 }
 

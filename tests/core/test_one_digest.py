@@ -228,3 +228,40 @@ def test_every_processor_level_gives_one_digest(tmp_path, level):
 @pytest.mark.parametrize("world", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow(reason="as four"))])
 def test_a_gpu_gives_one_digest(device_pool, world, way):
     check(device_pool, world, "gpu", memories=("gpu",))
+
+
+SCALE = 1 / 3  # no power of two: what it multiplies is rounded
+
+
+def sums_of_products(rank, world, memory):
+    """(collective, algorithm, dtype): the results of premul_sum, and of sum of the products that numpy has rounded."""
+    found = {}
+    for (collective, algorithm), dtype in itertools.product(CALLS, DTYPES):
+        bits = inputs_of(dtype, world)[rank, : elements(collective, world)[2]]
+        with np.errstate(all="ignore"):
+            products = rounded(widened(bits, dtype) * np.float32(SCALE), dtype)
+        premultiplied = tensor_of(bits, dtype, memory), {"op": "premul_sum", "scale": SCALE}
+        for tensor, options in (premultiplied, (tensor_of(products, dtype, memory), {})):
+            _, result = start(collective, tensor, world, algorithm=algorithm, **options)
+            digest = digest_of([result.cpu().view(torch.uint8).numpy()])
+            found.setdefault((collective, algorithm, dtype), []).append(digest)
+    return found
+
+
+def check_products(pool, world, join, memory="ordinary"):
+    for rank, found in enumerate(pool.values(sums_of_products, world, memory, join=join)):
+        for (collective, algorithm, dtype), digests in found.items():
+            if collective != "reduce" or rank == ROOT % world:
+                assert len(set(digests)) == 1, f"{collective} {algorithm} {dtype}, rank {rank}"
+
+
+@pytest.mark.parametrize("join", ["threads", "tcp", "blocks"])
+def test_each_product_is_rounded_before_it_is_added(pool, join):
+    """Whoever adds it, so that premul_sum has the bits of its algorithm's sum."""
+    check_products(pool, 4, join)
+
+
+@emulated_gpu.needs_build
+@pytest.mark.parametrize("way", ["NCCL", "peer memory"], indirect=True)
+def test_a_gpu_rounds_each_product_before_it_is_added(device_pool, way):
+    check_products(device_pool, 4, "gpu", "gpu")

@@ -173,7 +173,12 @@ void reference_small(const Format& f, ReduceOp op, const std::vector<Bytes>& src
   std::vector<float> values(srcs.size());
   for (size_t i = 0; i < out.size() / sizeof(Code); ++i) {
     for (size_t s = 0; s < srcs.size(); ++s) values[s] = static_cast<float>(decode(f, get<Code>(srcs[s], i)));
-    put(out, i, static_cast<Code>(encode(f, reduce_scalars(op, values, finish, combine_float<float>))));
+    if (finish.scaled_source >= 0) {  // rounded to its own type
+      float& scaled = values[finish.scaled_source];
+      scaled = static_cast<float>(decode(f, encode(f, rounded<float>(scaled * static_cast<float>(finish.scale)))));
+    }
+    const Finish divided{.divisor = finish.divisor};
+    put(out, i, static_cast<Code>(encode(f, reduce_scalars(op, values, divided, combine_float<float>))));
   }
 }
 
