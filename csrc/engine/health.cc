@@ -137,7 +137,7 @@ void Health::raise_noted(const Waiting* waiting) {
   if (left)
     fail_peer_lost(waiting,
                    name_of(*left) + " left the group: it finished early, or raised an error: look at its output");
-  if (how.memory_gone) fail(ErrorKind::invalid_usage, context(waiting) + ": " + kMemoryGone);
+  if (how.memory_gone) fail_in_wait(ErrorKind::invalid_usage, context(waiting) + ": " + kMemoryGone);
   if (!over_network_ || how.why.empty()) {
     fail_peer_lost(waiting,
                    "the process of " + name_of(*gone) + " is gone; look at that rank's own output for the cause");
@@ -162,7 +162,7 @@ std::optional<int> Health::peer_that_left(const Waiting& waiting) const {
 void Health::fail_peer_lost(const Waiting* waiting, const std::string& why) {
   carrier_.poll(Look::reports);
   if (transition(state(), Event::lost).act == Act::forward) forward(waiting);
-  fail(ErrorKind::peer_lost, context(waiting) + ": " + why);
+  fail_in_wait(ErrorKind::peer_lost, context(waiting) + ": " + why);
 }
 
 /// Fails with the error that a peer reported. The peers of this rank get it under the number of the rank where the
@@ -176,7 +176,15 @@ void Health::forward(const Waiting* waiting) {
   const Report report{
       .kind = Report::Kind::error, .error = reported->kind, .origin = reported->origin, .text = reported->text};
   const std::string message = context(waiting) + ": " + name_of(reported->origin) + " reported: " + reported->text;
-  rethrow(reported->kind, end(reported->kind, message, report, true), true);
+  fail_in_wait(reported->kind, message, report, /*reported=*/true);
+}
+
+/// Unless another thread of this rank has failed meanwhile: its error is the one that the peers were told.
+void Health::fail_in_wait(ErrorKind kind, const std::string& message, const Report& report, bool reported) {
+  std::unique_lock lock(ending_, std::defer_lock);
+  if (owner_ == this_process()) lock.lock();
+  if (transition(state(), Event::lost).act == Act::raise_first) failure_.raise("");
+  rethrow(kind, end(kind, message, report, reported), reported);
 }
 
 /// A peer that waits for another rank waits for what this rank waits for. A peer that is one call behind does, too.
@@ -208,12 +216,13 @@ void Health::time_out(const Waiting& waiting) {
                                  ? "; furthest behind is " + name_of(last.rank) +
                                        (last.in_call ? ", which is in this call" : ", which has not made this call")
                                  : "";
-  fail(ErrorKind::timeout, waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
-                               name_of(waiting.peer >= 0 ? waiting.peer : last.rank) +
-                               (over_network_ ? "" : ", whose process is there") + behind + waiting_as_well(waiting) +
-                               (over_network_ ? "; it may be in other work, stuck, or cut off from the network"
-                                              : "; it may be in other work, or stuck") +
-                               " (timeout= raises the limit)");
+  fail_in_wait(ErrorKind::timeout, waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) +
+                                       " for " + name_of(waiting.peer >= 0 ? waiting.peer : last.rank) +
+                                       (over_network_ ? "" : ", whose process is there") + behind +
+                                       waiting_as_well(waiting) +
+                                       (over_network_ ? "; it may be in other work, stuck, or cut off from the network"
+                                                      : "; it may be in other work, or stuck") +
+                                       " (timeout= raises the limit)");
 }
 
 /// A rank in a message and a rank in a collective may wait for each other, and each must name both.
@@ -232,6 +241,7 @@ std::string Health::waiting_as_well(const Waiting& waiting) const {
 /// The peers are told first: once other threads of this rank see the failure, they return tensors that peers may read.
 std::string Health::end(ErrorKind kind, const std::string& message, const Report& report, bool reported) noexcept {
   if (owner_ != this_process()) return in_words([&] { return message; });
+  const std::lock_guard lock(ending_);
   carrier_.send(report);
   std::string told = in_words([&] { return calls_.with_last_calls(kind, message); });
   if (failure_.set(kind, told, reported)) calls_.failed(kind, told);
@@ -269,6 +279,7 @@ std::exception_ptr Health::poison_in_flight(const std::function<std::string()>& 
 
 void Health::abort(const std::string& reason) noexcept {
   if (owner_ != this_process() || transition(state(), Event::abort).act == Act::nothing) return;
+  const std::lock_guard lock(ending_);
   carrier_.send({.kind = Report::Kind::goodbye});
   failure_.set(ErrorKind::peer_lost, in_words([&] { return calls_.with_last_calls(ErrorKind::peer_lost, reason); }));
   enter(State::failed);

@@ -309,6 +309,11 @@ class Health {
   [[noreturn]] void fail_peer_lost(const Waiting* waiting, const std::string& why);
   [[noreturn]] void forward(const Waiting* waiting);
   std::string context(const Waiting* waiting) const { return waiting != nullptr ? waiting->context() : self(); }
+  [[noreturn]] void fail_in_wait(ErrorKind kind, const std::string& message, const Report& report,
+                                 bool reported = false);
+  [[noreturn]] void fail_in_wait(ErrorKind kind, const std::string& message) {
+    fail_in_wait(kind, message, {.kind = Report::Kind::error, .error = kind, .origin = rank_, .text = message});
+  }
   std::string end(ErrorKind kind, const std::string& message, const Report& report, bool reported = false) noexcept;
 
   const int rank_, world_;
@@ -317,6 +322,7 @@ class Health {
   CallLog& calls_;
   Carrier& carrier_;
   Failure failure_;
+  std::recursive_mutex ending_;  // from when the peers are told of a failure until it is kept
   std::atomic<State> state_{State::healthy};
   mutable std::mutex mutex_;  // never held while the carrier acts
   std::vector<Peer> peers_;

@@ -241,6 +241,7 @@ class Alone final : public Health::Carrier {
   bool send(const Health::Report& report) noexcept override {
     const bool final = report.kind == Kind::error || report.kind == Kind::goodbye;
     CHECK(!final || std::exchange(told, true) || !health.failed());  // the peers are told before this rank raises it
+    if (sending) std::exchange(sending, nullptr)();
     if (report.kind == Kind::waiting) {
       said.push_back(report.suspect.rank);
     } else if (report.kind == Kind::error) {
@@ -258,6 +259,7 @@ class Alone final : public Health::Carrier {
   static constexpr auto kTimeout = 1s;
   int waited_for = 1;
   std::function<void()> arriving;   // what the next look for reports finds
+  std::function<void()> sending;    // while the next report goes out
   std::vector<int> said;            // whom it suspects
   std::vector<std::string> posted;  // last words
   size_t stopped = 0;
@@ -482,6 +484,27 @@ TEST(an_abort_says_goodbye) {
   CHECK_EQ(CHECK_THROWS(PeerLost, rank.idle(1ms)), "enough");
   rank.health.leave();
   CHECK(rank.state() == Health::State::left);
+}
+
+/// Peers leave as soon as they are told, and another thread of this rank may see that first.
+TEST(what_the_peers_were_told_is_what_all_threads_raise) {
+  Alone looking;
+  looking.arriving = [&] {
+    looking.health.poison(ErrorKind::timeout, "the first");
+    looking.goodbye(1);
+  };
+  CHECK_EQ(error_of([&] { looking.idle(1ms); }).substr(0, 18), "Timeout: the first");
+  Alone telling;
+  std::string raised;
+  std::jthread other;
+  telling.sending = [&] {
+    telling.goodbye(1);
+    other = std::jthread([&] { raised = error_of([&] { telling.idle(1ms); }); });
+    std::this_thread::sleep_for(20ms);
+  };
+  telling.health.poison(ErrorKind::timeout, "the first");
+  other.join();
+  CHECK_EQ(raised.substr(0, 18), "Timeout: the first");
 }
 
 enum class Holder { call, look };
