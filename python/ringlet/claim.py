@@ -11,10 +11,14 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from ringlet import errors
+from ringlet.errors import Error
 from ringlet.store import this_process
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+_KIND = "\x1f"  # after the kind of an error; in no text
 
 
 def _version() -> str:
@@ -35,7 +39,8 @@ def _origin() -> list[str]:
 @dataclass(frozen=True)
 class Claim:
     """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown.
-    nameless: of a rank 0 that serves the store of a job that nothing names. wrong: why it cannot join any group."""
+    nameless: of a rank 0 that serves the store of a job that nothing names. wrong: why it cannot join any group, as
+    `refusal_of` writes it."""
 
     rank: int
     world: int
@@ -50,6 +55,19 @@ class Claim:
 
     def text(self) -> str:
         return json.dumps(asdict(self))
+
+
+def refusal_of(rank: int, error: Error) -> str:
+    """The error of a rank as the store carries it to the others: after its kind."""
+    return f"{type(error).__name__}{_KIND}rank {rank} reported: {error}"
+
+
+def error_of(refusal: str) -> Error:
+    """What a rank raises that is refused for that reason: the error that another rank reported, or InvalidUsage."""
+    kind, reported, text = refusal.rpartition(_KIND)
+    error: Error = getattr(errors, kind, errors.InvalidUsage)(text)
+    error.reported = bool(reported)
+    return error
 
 
 def peek(store: Store, key: str) -> str | None:

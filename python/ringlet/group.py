@@ -343,13 +343,19 @@ def init(
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     max_ctas = _ctas(max_ctas)
+    launched = rank is None
     rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
     of_threads = (transport or os.environ.get("RINGLET_TRANSPORT")) == "threads"
     if (_of_thread.group if of_threads else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
     transport, began, wrong = prepare(rank, world, transport)
-    if transport == "threads":
+    if transport == "threads" and launched and world > 1:  # the others are processes, and hear of it, too
+        wrong = wrong or InvalidUsage(
+            f'transport "threads" joins threads of one process, which pass rank= and world=, but this process is rank '
+            f"{rank} of {world} by its launcher: choose another transport (transport= or RINGLET_TRANSPORT)"
+        )
+    elif transport == "threads":
         if wrong is not None:  # and on all, which have one environment
             raise wrong
         handle = log.group_made(_C.Group.threads(name, rank, world, limit), began)

@@ -30,7 +30,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ringlet.claim import Claim, claim_from, peek
+from ringlet.claim import Claim, claim_from, error_of, peek, refusal_of
 from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.interruptible import wait_for_key
 from ringlet.intruders import APART, LATE_S, too_late
@@ -54,14 +54,13 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wr
     Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, if they say
     different things; Timeout naming the ranks that did not come; PeerLost if the store is gone.
 
-    wrong: why this rank cannot join. It raises that, the other ranks that come within seconds InvalidUsage with its
-    text.
+    wrong: why this rank cannot join. It raises that, and so do the other ranks that come within seconds.
     """
     if not 0 <= claim.rank < claim.world:
         raise InvalidUsage(f"rank {claim.rank} of world {claim.world} does not exist")
     if wrong is not None:
         timeout = min(timeout, timedelta(seconds=_TOLD_S))
-        claim = dataclasses.replace(claim, wrong=f"rank {claim.rank} reported: {wrong}")
+        claim = dataclasses.replace(claim, wrong=refusal_of(claim.rank, wrong))
     until = time.monotonic() + timeout.total_seconds()
     try:
         if claim.world == 1:
@@ -98,17 +97,17 @@ def _ask(store: Store, name: str, claim: Claim, until: float) -> str:
     if answer is None:
         lead = claim_from(peek(store, f"{name}/hello/0"))
         differs = _difference(lead, claim) if lead is not None else ""
-        raise Timeout(_missed(claim, "0") + (f" ({differs})" if differs else ""))
+        raise Timeout(_missed(claim, "0") + (f" ({error_of(differs)})" if differs else ""))
     told = answer[1:]
     store.set(f"{name}/ack/{claim.number}", answer)
     if answer[0] == _REFUSAL:
-        raise InvalidUsage(told)
+        raise error_of(told)
     refusal = _awaited(store, name, claim, f"{told}/all", until, told)
     if refusal is None:
         absent = store.get(f"{told}/absent").decode().split(", ")
         raise Timeout(_missed(claim, ", ".join(rank for rank in absent if rank != str(claim.rank)) or "0"))
     if refusal := refusal or _taken(store, name, claim):
-        raise InvalidUsage(refusal)
+        raise error_of(refusal)
     store.set(f"{name}/hello/{claim.rank}", "")
     if store.add(f"{told}/heard", 1) == claim.world - 1:
         for used in ("all", "absent", "heard"):
@@ -123,7 +122,7 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float, lead
         if twice := _taken(store, name, claim):
             raise InvalidUsage(twice)
         if refusal := _refused(store, name):
-            raise InvalidUsage(refusal)
+            raise error_of(refusal)
         if time.monotonic() > began + LATE_S and (twice := too_late(store, name, claim)):
             raise InvalidUsage(twice)
         lead = claim_from(peek(store, f"{name}/hello/0")) if lead_key else None
@@ -182,7 +181,7 @@ class _Lead:
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:
             store.set(f"{self._name}/refused/{self._claim.number}", self._refusal)
-            raise InvalidUsage(self._refusal)
+            raise error_of(self._refusal)
         store.set(f"{self._name}/hello/0", "")
         return self._key
 

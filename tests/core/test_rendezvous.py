@@ -519,9 +519,27 @@ def test_all_ranks_hear_of_a_wrong_variable(pool):
         told = [said[case] for said in each]
         _, text = WRONG[name]
         assert told[poor][0].startswith(text), (case, told)
-        reported = f"rank {poor} reported: {text.split(': ', 1)[1]}"
-        assert all(reported in one for rank, (one, _) in enumerate(told) if rank != poor), (case, told)
+        kind, text = text.split(": ", 1)
+        reported = f"{kind}: rank {poor} reported: {text}"
+        assert all(one.startswith(reported) for rank, (one, _) in enumerate(told) if rank != poor), (case, told)
         assert all(seconds < 10 for _, seconds in told), (case, told)
+
+
+def joins_as_launched(rank, world, port, of_threads):
+    launched = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    wrong = {"RINGLET_TRANSPORT": "threads"} if rank in of_threads else {}
+    with variables(TORCHELASTIC_RUN_ID=str(port), **launched, **wrong), pytest.raises(ringlet.InvalidUsage) as raised:
+        ringlet.init(timeout=20)
+    return str(raised.value), raised.value.reported
+
+
+@pytest.mark.parametrize("of_threads", [{0}, {1}, {0, 1, 2}])
+def test_launched_processes_are_no_threads(pool, of_threads):
+    """Nor do they wait for one another in their own process."""
+    told = pool.values(joins_as_launched, 3, free_ports(1)[0], of_threads, join="nothing")
+    for rank, (text, reported) in enumerate(told):
+        assert reported == (rank not in of_threads) == text.startswith("rank "), told
+        assert 'transport "threads" joins threads of one process, which pass rank= and world=' in text, told
 
 
 def slurm(job: str, rank: int) -> dict[str, str]:
