@@ -75,6 +75,7 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   };
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != c10::kStrided) refuse("has the layout " + c10::str(tensor.layout()) + ": make it dense first");
+  if (tensor.is_nested() && !tensor.is_contiguous()) refuse("is nested and not contiguous: pass .contiguous()");
   if (tensor.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
     const char* bit = tensor.is_conj() ? "conj" : "neg";
     refuse(std::string("is a ") + bit + " view, and its memory holds other values: pass .resolve_" + bit + "()");

@@ -131,7 +131,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's counts, one a node: `2(x3),1` is 2, 2, 2, 1."""
+    """Slurm's counts, one a node: `2(x3),1` is 2, 2, 2, 1. Raises ValueError if the text is none."""
     counts: list[int] = []
     for part in text.split(","):
         count, _, times = part.rstrip(")").partition("(x")
@@ -141,12 +141,23 @@ def tasks_per_node(text: str) -> list[int]:
 
 def _slurm(variables: Mapping[str, str]) -> LaunchInfo:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
-    job = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
+    parts = [variables.get("SLURM_JOB_ID"), variables.get("SLURM_STEP_ID")]
+    job = ".".join(part or "" for part in parts) if any(parts) else None
     alone = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
     address = "127.0.0.1" if alone else first_host(variables["SLURM_STEP_NODELIST"])
+    if not address:
+        raise InvalidUsage(f'SLURM_STEP_NODELIST="{variables["SLURM_STEP_NODELIST"]}" names no host')
     place = _place("Slurm", variables, ("SLURM_PROCID", size, "SLURM_LOCALID", ""), job=job, address=address)
     tasks, node = variables.get("SLURM_STEP_TASKS_PER_NODE"), variables.get("SLURM_NODEID")
-    return replace(place, local_world=tasks_per_node(tasks)[_number("SLURM_NODEID", node)] if tasks and node else None)
+    if not tasks or not node:
+        return place
+    number = _number("SLURM_NODEID", node)
+    try:
+        return replace(place, local_world=tasks_per_node(tasks)[number])
+    except (ValueError, IndexError):
+        raise InvalidUsage(
+            f'SLURM_STEP_TASKS_PER_NODE="{tasks}" has no number of tasks for SLURM_NODEID={node}'
+        ) from None
 
 
 def _place(

@@ -263,7 +263,8 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
         try:
             main(rank, *args)
         except BaseException as error:
-            note(rank, error)  # before the others see that this rank goes
+            if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+                note(rank, error)  # before the others see that this rank goes
         finally:
             groups.finalize()
 

@@ -134,7 +134,7 @@ def asked() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
         for lack in (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)):
-            if lack in reason:
+            if lack.lower() in reason.lower():
                 raise ResourceError(
                     f"the store that the ranks share: {lack}; raise ulimit -n, or close files"
                 ) from error

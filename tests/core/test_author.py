@@ -181,6 +181,11 @@ def test_what_cannot_be_an_algorithm(collective, options, words):
         ringlet.algorithm(collective, **options)(lambda rank, world: ())
 
 
+def test_an_order_is_not_for_a_function_that_knows_the_hosts():
+    with pytest.raises(ringlet.InvalidUsage, match="order= is for a function without the parameter hosts"):
+        ringlet.algorithm("all_reduce", name="m", order="along")(lambda rank, world, hosts: ())
+
+
 def test_a_decorator_without_its_collective_is_refused():
     with pytest.raises(
         ringlet.InvalidUsage, match=r'the collective is missing: write @ringlet.algorithm."all_reduce".'
@@ -355,7 +360,13 @@ def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, words", [("1 / 0", "ZeroDivisionError"), ("x = 1", "the file makes no algorithm"), ("def", "SyntaxError")]
+    "text, words",
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = 1", "the file makes no algorithm"),
+        ("def", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ],
 )
 def test_a_file_without_an_algorithm_is_refused(tmp_path, text, words):
     path = tmp_path / "wrong.py"

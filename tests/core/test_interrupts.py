@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -571,6 +572,22 @@ def test_run_with_loopback_down_says_so_at_once(tmp_path):
     assert done.returncode == 2
     said = "ringlet run: the ranks cannot meet at 127.0.0.1 (Network is unreachable): bring the loopback interface up"
     assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
+def test_a_run_that_ends_well_adds_nothing(tmp_path):
+    """Nor does Python warn at its end of processes that nobody has waited for."""
+    (tmp_path / "program.py").write_text("import ringlet\n\nringlet.init()\n")
+    command = (sys.executable, "-m", "ringlet", "run", "-n", 2, tmp_path / "program.py")
+    done = ended(*command, env=os.environ | {"PYTHONWARNINGS": "error::ResourceWarning"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("descriptors", [10, 20])
+def test_a_run_without_descriptors_says_so(descriptors):
+    command = f"ulimit -n {descriptors}; {sys.executable} -m ringlet run -n 2 program.py"
+    done = ended("bash", "-c", command)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert re.fullmatch(r"ringlet run: .*too many open files.*; raise ulimit -n.*\n", done.stderr, re.I), done.stderr
 
 
 def test_run_refuses_no_ranks(capsys):

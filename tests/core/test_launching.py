@@ -69,6 +69,14 @@ def test_a_place(variables, launcher, rank, world, local_rank):
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "four"}, 'OMPI_COMM_WORLD_SIZE="four" is not a number'),
         (SLURM | {"SLURM_PROCID": "-1"}, 'SLURM_PROCID="-1" is not a number'),
+        (SLURM | {"SLURM_STEP_NODELIST": ""}, 'SLURM_STEP_NODELIST="" names no host'),
+        *(
+            (
+                SLURM | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": "1"},
+                f'TASKS_PER_NODE="{tasks}" has no number',
+            )
+            for tasks in ("2", "foo", "2,", "2x")
+        ),
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
             "not in a step: launch the program with srun",
@@ -94,6 +102,11 @@ def test_a_master(variables, address):
     found, port = environment.master(variables)
     assert found == address and 20000 <= port < 30000
     assert environment.master(variables | {"MASTER_PORT": "1234"}) == (address, 1234)
+
+
+def test_a_slurm_step_without_numbers_has_no_name():
+    unnumbered = {name: value for name, value in SLURM.items() if name not in ("SLURM_JOB_ID", "SLURM_STEP_ID")}
+    assert environment.find(unnumbered).job is None and environment.find(SLURM).job == "77.0"
 
 
 def test_jobs_have_ports_of_their_own():

@@ -42,6 +42,10 @@ REFUSED = [
         "must be in host memory or on a CUDA device, got meta",
     ),
     (lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "has the layout Sparse: make it dense"),
+    (
+        lambda r, w: ringlet.all_reduce(torch.nested.nested_tensor([torch.ones(2, 3)]).transpose(1, 2)),
+        "is nested and not contiguous: pass .contiguous()",
+    ),
     (lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
     (lambda r, w: ringlet.all_reduce(torch._neg_view(torch.ones(4))), r"pass .resolve_neg"),
     (lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),
@@ -336,6 +340,17 @@ def test_spawned_threads_show_the_traceback_of_the_rank_that_failed(tmp_path):
         with pytest.raises(RuntimeError, match=r"rank 1 of 3 .a thread. failed:") as caught:
             ringlet.spawn(fails_on_rank_one, 3, (str(tmp_path),), transport="threads")
         assert "KeyError: 'the reason'" in str(caught.value) and isinstance(caught.value.__cause__, KeyError)
+
+
+def exits_well(rank, code):
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_spawned_rank_may_exit_well(code):
+    ringlet.spawn(exits_well, 2, (code,), transport="threads")
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        ringlet.spawn(exits_well, 2, (3,), transport="threads")
 
 
 @pytest.mark.parametrize(("transport", "until"), [("shared_memory", "torch ends it"), ("threads", "gone")])

@@ -42,6 +42,10 @@ def test_repr_of_a_large_world_is_short():
             "root must be a rank from 0 to 2, got 3",
         ),
         ({"algorithm": "ring", "world": 3, "root": 1}, "no root"),
+        ({"algorithm": None, "world": 2}, "algorithm is None; pass a name"),
+        ({"algorithm": "ring", "world": "3"}, "must be whole numbers: 'str'"),
+        ({"algorithm": "ring", "hosts": ("a", "b")}, "must be whole numbers: 'str'"),
+        ({"algorithm": "ring"}, "pass world="),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(arguments, known):

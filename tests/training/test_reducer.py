@@ -103,11 +103,12 @@ def test_a_group_of_some_ranks(rank, world):
 @on("ranks")
 def test_copies_and_removal_leave_the_module_alone(rank, world):
     model = mlp()
-    reducer = GradientReducer(model)
+    reducer = model.reducer = GradientReducer(model)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     for copied in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert copied.reducer is None
         loss_of(copied, rank).backward()
     assert reducer.stats()["launches"] == 0
     reducer.remove()

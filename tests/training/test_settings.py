@@ -253,6 +253,8 @@ def test_a_file(tmp_path):
     ):
         path.write_text(text)
         refused(reason, from_deepspeed, path)
+    path.write_bytes(b"\xff{}")
+    refused(r"ds_config\.json: not UTF-8 text: invalid start byte at byte 0", from_deepspeed, path)
     refused(r"cannot read DeepSpeed settings from .*missing\.json", from_deepspeed, tmp_path / "missing.json")
 
 

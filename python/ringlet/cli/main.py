@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str] | None = None, parsers: tuple[Parser, dict[str
         pass
     except (ringlet.Error, ScheduleError, OSError) as error:  # an algorithm of a file may be wrong
         code, said = 2, str(error)
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            said += "; raise ulimit -n"
     except KeyboardInterrupt:
         code, said = 130, "interrupted"
     finally:

@@ -198,6 +198,10 @@ def written(collective: str, name: str, function: Callable[..., Rounds], parts: 
     asked = _asked_for(function, what)
     if collective in ROOTED and "root" not in asked:
         raise InvalidUsage(f"{what}: a {collective} has a root: give the function a parameter root")
+    if order != "none" and "hosts" in asked:
+        raise InvalidUsage(
+            f"{what}: order= is for a function without the parameter hosts, which orders the ranks itself"
+        )
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Algorithm(collective, name, function, parts, order, summary, _origin(function))
 
@@ -268,10 +272,15 @@ def schedule(
     Raises ValueError, which names what is known, for an unknown algorithm or collective, or a wrong world, root or
     hosts.
     """
-    if world is None:
-        if not hosts:
-            raise ValueError("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
-        world = len(hosts)
+    if not isinstance(algorithm, (str, Algorithm)):
+        raise InvalidUsage(f"schedule: algorithm is {algorithm!r:.60}; pass a name, or an Algorithm of your own")
+    if world is None and not hosts:
+        raise InvalidUsage("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
+    try:
+        hosts = None if hosts is None else [operator.index(host) for host in hosts]
+        world, root = operator.index(len(hosts or ()) if world is None else world), operator.index(root)
+    except TypeError as error:
+        raise InvalidUsage(f"schedule: world, root and the hosts must be whole numbers: {error}") from error
     own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
     if own:
         return own[0].schedule(world, root, hosts)
@@ -373,7 +382,7 @@ def _run(path: Path) -> list[Algorithm]:
     _loading.append(made)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidUsage(f"{path}: {type(error).__name__}: {error}") from error
     finally:
         _loading.pop()

@@ -1,8 +1,8 @@
 """Reads the settings that people already have: DeepSpeed's JSON and Paddle's gradient_merge_configs.
 
 Every key either has its meaning of DeepSpeed or Paddle here too, or is refused by name. If a key is missing, ringlet's
-own default counts, not DeepSpeed's. Sizes are in elements, as in DeepSpeed. Source: DeepSpeed runtime/config.py and
-runtime/zero/config.py, Paddle's DistributedStrategy.gradient_merge_configs.
+own default counts, not DeepSpeed's; without a stage, no ZeRO is asked for. Sizes are in elements, as in DeepSpeed.
+Source: DeepSpeed runtime/config.py and runtime/zero/config.py, Paddle's DistributedStrategy.gradient_merge_configs.
 """
 
 from __future__ import annotations
@@ -224,6 +224,8 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
         raise InvalidUsage(f"cannot read DeepSpeed settings from {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise InvalidUsage(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidUsage(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not isinstance(raw, dict):
         raise InvalidUsage(f"{path}: contains a {type(raw).__name__}, not a JSON object")
     return path, raw

@@ -146,6 +146,10 @@ class GradientReducer(Reduction):
         optimizers.take_over()
         self._attach(module, parameters, self._noted.hook)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of what holds it, such as the module, holds None there."""
+        return type(None), ()
+
     @property
     def optimizers(self) -> dict[str, list[torch.optim.Optimizer]]:
         """The optimizers in backward, by the names of their parameters."""
