@@ -115,7 +115,7 @@ struct Values {
       for (size_t i = 0; i < kCount; ++i) held[i] = decltype(one)::template apply<E>(held[i], next.held[i]);
     });
   }
-  /// Rounded, as peers read it that do not scale themselves.
+  /// The product is rounded to the element type, as peers read it where it is staged.
   RINGLET_BOTH void scale(double factor) {
     if constexpr (!kIsInteger<E>) {
       RINGLET_UNROLL

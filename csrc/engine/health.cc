@@ -179,7 +179,7 @@ void Health::forward(const Waiting* waiting) {
   fail_in_wait(reported->kind, message, report, /*reported=*/true);
 }
 
-/// Unless another thread of this rank has failed meanwhile: its error is the one that the peers were told.
+/// If another thread of this rank has failed meanwhile, raises its error: the peers were told that one.
 void Health::fail_in_wait(ErrorKind kind, const std::string& message, const Report& report, bool reported) {
   std::unique_lock lock(ending_, std::defer_lock);
   if (owner_ == this_process()) lock.lock();

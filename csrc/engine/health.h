@@ -269,6 +269,10 @@ class Health {
     });
   }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
+  /// The same for what a wait has found, unless another thread of this rank has failed meanwhile.
+  [[noreturn]] void fail_in_wait(ErrorKind kind, const std::string& message) {
+    fail_in_wait(kind, message, {.kind = Report::Kind::error, .error = kind, .origin = rank_, .text = message});
+  }
   /// Ends all waits of this rank with an error. The peers hear that it leaves.
   void abort(const std::string& reason) noexcept;
   void leave() noexcept;
@@ -311,9 +315,6 @@ class Health {
   std::string context(const Waiting* waiting) const { return waiting != nullptr ? waiting->context() : self(); }
   [[noreturn]] void fail_in_wait(ErrorKind kind, const std::string& message, const Report& report,
                                  bool reported = false);
-  [[noreturn]] void fail_in_wait(ErrorKind kind, const std::string& message) {
-    fail_in_wait(kind, message, {.kind = Report::Kind::error, .error = kind, .origin = rank_, .text = message});
-  }
   std::string end(ErrorKind kind, const std::string& message, const Report& report, bool reported = false) noexcept;
 
   const int rank_, world_;
@@ -322,7 +323,7 @@ class Health {
   CallLog& calls_;
   Carrier& carrier_;
   Failure failure_;
-  std::recursive_mutex ending_;  // from when the peers are told of a failure until it is kept
+  std::recursive_mutex ending_;  // from before the peers are told of a failure until stop() has returned
   std::atomic<State> state_{State::healthy};
   mutable std::mutex mutex_;  // never held while the carrier acts
   std::vector<Peer> peers_;

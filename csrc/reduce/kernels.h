@@ -40,7 +40,7 @@ inline bool starts_line(const std::byte* p) { return reinterpret_cast<uintptr_t>
 template <class E>
 using ScalarOf = std::remove_reference_t<decltype(typename E::Value{}[0])>;
 
-/// Rounded, as peers read it that do not scale themselves.
+/// The product is rounded to the element type, as peers read it where it is staged.
 template <class E>
 RINGLET_INLINE void scale(const ReduceArgs& args, typename E::Value* values) {
   if constexpr (!kIsInteger<E>) {

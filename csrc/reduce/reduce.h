@@ -21,11 +21,10 @@ struct ReduceArgs {
   std::byte* dst2 = nullptr;     ///< optional second copy of the result
   const std::byte* const* srcs;  ///< n pointers
   int n;
-  size_t count;  ///< elements
-  int scaled_source =
-      -1;              ///< index of the one source that is multiplied by `scale` and rounded as it is read; -1 = none
-  double scale = 1.0;  ///< premul_sum's factor (real, also for complex)
-  int divisor = 1;     ///< avg: the finished value is divided by this (a power of two multiplies exactly)
+  size_t count;            ///< elements
+  int scaled_source = -1;  ///< index of the one source that is scaled, and rounded, as it is read; -1 = none
+  double scale = 1.0;      ///< premul_sum's factor (real, also for complex)
+  int divisor = 1;         ///< avg: the finished value is divided by this (a power of two multiplies exactly)
   NextReader next = NextReader::self;
 };
 

@@ -29,7 +29,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     rank, world, timeout = options.group_rank, options.group_size, options.timeout
     transport, began, wrong = prepare(rank, world, given)
     if transport == "threads":
-        raise InvalidUsage(
+        wrong = wrong or InvalidUsage(
             'transport "threads" works with ringlet.init() only; for this backend set auto, shared_memory or tcp'
         )
     claim = Claim(rank, world, transport, environment.job_of(world))

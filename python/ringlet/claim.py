@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ringlet import errors
-from ringlet.errors import Error
+from ringlet.errors import Error, InvalidUsage
 from ringlet.store import this_process
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_KIND = "\x1f"  # after the kind of an error; in no text
+_KIND = "\x1f"  # after the kind of an error
 
 
 def _version() -> str:
@@ -64,9 +64,11 @@ def refusal_of(rank: int, error: Error) -> str:
 
 def error_of(refusal: str) -> Error:
     """What a rank raises that is refused for that reason: the error that another rank reported, or InvalidUsage."""
-    kind, reported, text = refusal.rpartition(_KIND)
-    error: Error = getattr(errors, kind, errors.InvalidUsage)(text)
-    error.reported = bool(reported)
+    kind, _, text = refusal.partition(_KIND)
+    if kind not in vars(errors):
+        return InvalidUsage(refusal)
+    error: Error = getattr(errors, kind)(text)
+    error.reported = True
     return error
 
 

@@ -26,6 +26,7 @@ _TORCH_PORT = 29500  # torch's own default
 # Below the range that kernels take ports of outgoing connections from.
 _FIRST_PORT, _PORTS = 20000, 10000
 _MOST = (1 << 31) - 1  # of ranks
+_TASKS = re.compile(r"([1-9][0-9]{0,5})(?:\(x([1-9][0-9]{0,5})\))?")
 
 
 @dataclass(frozen=True)
@@ -131,18 +132,20 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's counts, one a node: `2(x3),1` is 2, 2, 2, 1. Raises ValueError if the text is none."""
+    """Slurm's counts, one a node: `2(x3),1` is 2, 2, 2, 1. Raises ValueError if the text is no such list."""
     counts: list[int] = []
     for part in text.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
+        found = _TASKS.fullmatch(part)
+        if found is None:
+            raise ValueError(part)
+        counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
 
 def _slurm(variables: Mapping[str, str]) -> LaunchInfo:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
-    parts = [variables.get("SLURM_JOB_ID"), variables.get("SLURM_STEP_ID")]
-    job = ".".join(part or "" for part in parts) if any(parts) else None
+    parts = (variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", ""))
+    job = ".".join(parts) if all(parts) else None
     alone = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
     address = "127.0.0.1" if alone else first_host(variables["SLURM_STEP_NODELIST"])
     if not address:

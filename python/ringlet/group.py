@@ -266,7 +266,9 @@ def _joined_from(process_group: dist.ProcessGroup) -> Group:
     limit = process_group._get_backend(process_group._device_types[0]).options._timeout
     transport, began, wrong = prepare(rank, world)
     if transport == "threads":
-        raise InvalidUsage("Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads")
+        wrong = wrong or InvalidUsage(
+            "Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads"
+        )
     name = f"of {process_group.group_name}"
     key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit, wrong)
     handle = log.group_made(_C.Group.join(store, key, rank, world, limit, transport), began)
@@ -343,7 +345,7 @@ def init(
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     max_ctas = _ctas(max_ctas)
-    launched = rank is None
+    launched = rank is None or world is None
     rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
     of_threads = (transport or os.environ.get("RINGLET_TRANSPORT")) == "threads"

@@ -75,7 +75,7 @@ def test_a_place(variables, launcher, rank, world, local_rank):
                 SLURM | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": "1"},
                 f'TASKS_PER_NODE="{tasks}" has no number',
             )
-            for tasks in ("2", "foo", "2,", "2x")
+            for tasks in ("2", "foo", "2,", "2x", "0,0", "1_0,2")
         ),
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},

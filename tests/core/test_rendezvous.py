@@ -31,7 +31,8 @@ from programs import ended, need_namespace, printed, until
 from ranks import free_ports, leave_torch, on
 from refusals import error_of
 from ringlet import _C
-from ringlet.claim import Claim
+from ringlet.claim import Claim, refusal_of
+from ringlet.claim import error_of as error_of_refusal
 from ringlet.group_key import rendezvous_key
 from ringlet.intruders import too_late
 from ringlet.store import from_environment
@@ -523,6 +524,15 @@ def test_all_ranks_hear_of_a_wrong_variable(pool):
         reported = f"{kind}: rank {poor} reported: {text}"
         assert all(one.startswith(reported) for rank, (one, _) in enumerate(told) if rank != poor), (case, told)
         assert all(seconds < 10 for _, seconds in told), (case, told)
+
+
+def test_a_refusal_keeps_its_words():
+    for text in ('X="a\x1fb" is wrong', "InvalidUsage: plain", ""):
+        for kind in (ringlet.ResourceError, ringlet.InvalidUsage):
+            error = error_of_refusal(refusal_of(1, kind(text)))
+            assert (type(error), str(error), error.reported) == (kind, f"rank 1 reported: {text}", True)
+        plain = error_of_refusal(text)
+        assert (type(plain), str(plain), plain.reported) == (ringlet.InvalidUsage, text, False)
 
 
 def joins_as_launched(rank, world, port, of_threads):

@@ -46,6 +46,8 @@ def test_repr_of_a_large_world_is_short():
         ({"algorithm": "ring", "world": "3"}, "must be whole numbers: 'str'"),
         ({"algorithm": "ring", "hosts": ("a", "b")}, "must be whole numbers: 'str'"),
         ({"algorithm": "ring"}, "pass world="),
+        ({"algorithm": "ring", "collective": None, "world": 2}, "collective is None; pass its name"),
+        ({"algorithm": "ring", "world": 1 << 40}, "too large"),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(arguments, known):

@@ -497,10 +497,13 @@ TEST(what_the_peers_were_told_is_what_all_threads_raise) {
   Alone telling;
   std::string raised;
   std::jthread other;
+  std::binary_semaphore looks(0);
+  telling.arriving = [&] { looks.release(); };
   telling.sending = [&] {
     telling.goodbye(1);
     other = std::jthread([&] { raised = error_of([&] { telling.idle(1ms); }); });
-    std::this_thread::sleep_for(20ms);
+    looks.acquire();
+    std::this_thread::sleep_for(20ms);  // in which it would raise what it has seen
   };
   telling.health.poison(ErrorKind::timeout, "the first");
   other.join();

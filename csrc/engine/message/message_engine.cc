@@ -192,7 +192,7 @@ bool MessageEngine::reach(Link& link) {
   } catch (const Error& error) {
     read_reports(false);  // a report may say why, and is then raised instead
     health().raise_noted(&run_->waiting);
-    health().fail(error.kind(), context() + ": " + error.what());
+    health().fail_in_wait(error.kind(), context() + ": " + error.what());
   }
 }
 

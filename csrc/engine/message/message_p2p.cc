@@ -73,8 +73,9 @@ void MessageP2p::check_alive(const Waiting& waiting) {
   if (!all || waiting.reached()) return;
   waiting.peer < 0 ? raise_final_error(0, world() - 1) : raise_final_error(waiting.peer, waiting.peer);
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
-  health().fail(ErrorKind::peer_lost, waiting.context() + ": " + peer +
-                                          " left the group, or its process is gone; look at that rank's own output");
+  health().fail_in_wait(
+      ErrorKind::peer_lost,
+      waiting.context() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
 }
 
 }  // namespace ringlet

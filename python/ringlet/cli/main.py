@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, parsers: tuple[Parser, dict[str
         pass
     except (ringlet.Error, ScheduleError, OSError) as error:  # an algorithm of a file may be wrong
         code, said = 2, str(error)
-        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        if getattr(error, "errno", None) == errno.EMFILE:
             said += "; raise ulimit -n"
     except KeyboardInterrupt:
         code, said = 130, "interrupted"

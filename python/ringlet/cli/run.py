@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ringlet import interruptible, leaving
 from ringlet.cli import options
 from ringlet.errors import InvalidUsage, ResourceError
-from ringlet.store import asked, check_route
+from ringlet.store import check_route
 from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
 
 _READ_BYTES = 1 << 16
@@ -78,8 +78,11 @@ def _store() -> dist.TCPStore:
             f"the ranks cannot meet at 127.0.0.1 ({error.strerror}): bring the loopback interface up "
             "(ip link set lo up)"
         ) from error
-    with asked():
+    try:
         return interruptible.call(lambda: dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ResourceError(f"cannot serve the ranks' store: {reason}; is there a limit (ulimit -n)?") from error
 
 
 def _tell_failure(rank: int, code: int, world: int) -> int:
@@ -276,11 +279,11 @@ class _Ranks(RankProcesses):
         return self.interrupted and output.screen.to is sys.stderr.buffer
 
     def drain(self) -> None:
-        """Passes the last output of ranks that have ended on, and reaps them. (A child of one may keep a pipe open.)"""
+        """Passes on the last output of ranks that have ended, and reaps them. (A child of one may keep a pipe open.)"""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Output):
                 while self._read(key.fileobj, key.data):
                     pass
                 key.data.end(self.interrupted)
         for process in self.processes:
-            process.wait()
+            process.poll()

@@ -118,7 +118,7 @@ class Algorithm:
         try:
             parts = self.parts(world) if callable(self.parts) else self.parts
             return operator.index(world if parts is None else parts)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScheduleError(0, None, None, f"parts {_raised(error)}") from error
 
     def _rounds(self, rank: int, world: int, root: int, hosts: tuple[int, ...]) -> tuple[Round, ...]:
@@ -132,7 +132,7 @@ class Algorithm:
                 rounds.append(_round(rank, len(rounds), yielded))
         except (NotImplementedError, ScheduleError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScheduleError(rank, len(rounds), None, _raised(error)) from error
         return tuple(rounds)
 
@@ -200,7 +200,7 @@ def written(collective: str, name: str, function: Callable[..., Rounds], parts: 
         raise InvalidUsage(f"{what}: a {collective} has a root: give the function a parameter root")
     if order != "none" and "hosts" in asked:
         raise InvalidUsage(
-            f"{what}: order= is for a function without the parameter hosts, which orders the ranks itself"
+            f"{what}: order= is for a function without the parameter hosts: with it, the function orders them"
         )
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Algorithm(collective, name, function, parts, order, summary, _origin(function))
@@ -239,7 +239,7 @@ def _round(rank: int, index: int, yielded: Any) -> Round:
         raise ScheduleError(rank, index, None, text) from None
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """What a user's function raised, and in which line."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"raises {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
@@ -274,13 +274,17 @@ def schedule(
     """
     if not isinstance(algorithm, (str, Algorithm)):
         raise InvalidUsage(f"schedule: algorithm is {algorithm!r:.60}; pass a name, or an Algorithm of your own")
-    if world is None and not hosts:
-        raise InvalidUsage("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
+    if not isinstance(collective, str):
+        raise InvalidUsage(f"schedule: collective is {collective!r:.60}; pass its name")
     try:
         hosts = None if hosts is None else [operator.index(host) for host in hosts]
+        if world is None and not hosts:
+            raise InvalidUsage("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
         world, root = operator.index(len(hosts or ()) if world is None else world), operator.index(root)
     except TypeError as error:
         raise InvalidUsage(f"schedule: world, root and the hosts must be whole numbers: {error}") from error
+    if max(abs(number) for number in (world, root, *(hosts or ()))) >= 1 << 31:
+        raise InvalidUsage("schedule: world, root or a host is a number too large")
     own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
     if own:
         return own[0].schedule(world, root, hosts)
