@@ -64,8 +64,8 @@ def refusal_of(rank: int, error: Error) -> str:
 
 def error_of(refusal: str) -> Error:
     """What a rank raises that is refused for that reason: the error that another rank reported, or InvalidUsage."""
-    kind, _, text = refusal.partition(_KIND)
-    if kind not in vars(errors):
+    kind, separator, text = refusal.partition(_KIND)
+    if not separator or kind not in vars(errors):
         return InvalidUsage(refusal)
     error: Error = getattr(errors, kind)(text)
     error.reported = True

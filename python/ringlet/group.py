@@ -345,7 +345,7 @@ def init(
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     max_ctas = _ctas(max_ctas)
-    launched = rank is None or world is None
+    launched = rank is None  # so that all threads of this process would be the same rank
     rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
     of_threads = (transport or os.environ.get("RINGLET_TRANSPORT")) == "threads"

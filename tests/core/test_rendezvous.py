@@ -527,7 +527,7 @@ def test_all_ranks_hear_of_a_wrong_variable(pool):
 
 
 def test_a_refusal_keeps_its_words():
-    for text in ('X="a\x1fb" is wrong', "InvalidUsage: plain", ""):
+    for text in ('X="a\x1fb" is wrong', "InvalidUsage: plain", "Timeout", ""):
         for kind in (ringlet.ResourceError, ringlet.InvalidUsage):
             error = error_of_refusal(refusal_of(1, kind(text)))
             assert (type(error), str(error), error.reported) == (kind, f"rank 1 reported: {text}", True)
@@ -535,21 +535,48 @@ def test_a_refusal_keeps_its_words():
         assert (type(plain), str(plain), plain.reported) == (ringlet.InvalidUsage, text, False)
 
 
-def joins_as_launched(rank, world, port, of_threads):
+def joins_as_launched(rank, world, port, of_threads, way):
     launched = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     wrong = {"RINGLET_TRANSPORT": "threads"} if rank in of_threads else {}
     with variables(TORCHELASTIC_RUN_ID=str(port), **launched, **wrong), pytest.raises(ringlet.InvalidUsage) as raised:
-        ringlet.init(timeout=20)
+        if way == "init":
+            ringlet.init(timeout=20)
+        else:
+            dist.init_process_group("ringlet", timeout=timedelta(seconds=20))
+    dist.distributed_c10d._world.group_count = 0  # torch counts failed groups, too: the next one's keys would differ
     return str(raised.value), raised.value.reported
 
 
 @pytest.mark.parametrize("of_threads", [{0}, {1}, {0, 1, 2}])
-def test_launched_processes_are_no_threads(pool, of_threads):
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("init", "joins threads of one process, which pass rank= and world="),
+        ("backend", "works with ringlet.init() only"),
+    ],
+)
+def test_launched_processes_are_no_threads(pool, of_threads, way, words):
     """Nor do they wait for one another in their own process."""
-    told = pool.values(joins_as_launched, 3, free_ports(1)[0], of_threads, join="nothing")
+    told = pool.values(joins_as_launched, 3, free_ports(1)[0], of_threads, way, join="nothing")
     for rank, (text, reported) in enumerate(told):
         assert reported == (rank not in of_threads) == text.startswith("rank "), told
-        assert 'transport "threads" joins threads of one process, which pass rank= and world=' in text, told
+        assert f'transport "threads" {words}' in text, told
+
+
+def test_threads_may_have_their_world_from_the_environment():
+    worlds = {}
+
+    def joins(rank):
+        worlds[rank] = ringlet.init(rank, transport="threads", name="of the environment", timeout=20).world
+        ringlet.finalize()
+
+    with variables(RANK="0", WORLD_SIZE="2"):
+        threads = [threading.Thread(target=joins, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert worlds == {0: 2, 1: 2}
 
 
 def slurm(job: str, rank: int) -> dict[str, str]:
