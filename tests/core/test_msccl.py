@@ -180,6 +180,14 @@ WRONG = {
         xml([(1, 1, [step("s", ("i", 3))])], exchange(0)),
         r"no step before writes i\[3\]",
     ),
+    "a result kept beyond the output": (
+        xml([(1, 1, [step("s"), step("rrc", ("i", 0), ("o", 1)), step("cpy", ("o", 1), ("i", 0))])], exchange(0)),
+        r"GPU 0, threadblock 0, step 1: writes o\[1\], which is beyond the buffer",
+    ),
+    "a value kept beyond the scratch": (
+        xml([(1, 1, [step("s"), step("r", target=("s", 4)), step("re", ("s", 4))])], exchange(0)),
+        r"GPU 0, threadblock 0, step 1: writes s\[4\], which is beyond the buffer",
+    ),
     "a result that nobody writes": (
         xml([(-1, -1, [])], [(-1, -1, [])], coll="alltoall", chunks=2, inplace=0),
         r"GPU 0, the result: no step before writes o\[0\]",

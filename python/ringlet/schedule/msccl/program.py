@@ -62,12 +62,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """A file. `chunks`: of the input of a divided collective, of all blocks together otherwise (nchunksperloop)."""
+    """A file. `chunks`: of the input of a divided collective, of all blocks together otherwise (nchunksperloop).
+    `scratch`: of each GPU, in chunks; None where the file does not say."""
 
     collective: str
     chunks: int
     in_place: bool
     gpus: tuple[tuple[Block, ...], ...]
+    scratch: tuple[int | None, ...]
 
     @property
     def world(self) -> int:
@@ -82,6 +84,13 @@ class Program:
     def per_block(self) -> int:
         """Chunks of a rank's block, in the collectives that have blocks; else 1."""
         return 1 if self.collective in DIVIDED else self.chunks // self.world
+
+    def holds(self, rank: int, place: Location) -> bool:
+        """Whether the buffer has that chunk."""
+        buffer, chunk = place
+        block = {"all_gather": "i", "reduce_scatter": "o"}.get(self.collective)
+        size = self.scratch[rank] if buffer == "s" else self.per_block if buffer == block else self.chunks
+        return 0 <= chunk and (size is None or chunk < size)
 
     def memory(self, rank: int, place: Location) -> Location:
         """One name for each place: in place, the input and the output are one memory."""
@@ -132,7 +141,8 @@ def parse(text: str) -> Program:
     if chunks % world and collective not in DIVIDED:
         raise MscclError(f"nchunksperloop is {chunks}, which is no multiple of the {world} GPUs")
     blocks = tuple(tuple(_block(tb, rank, world) for tb in gpu.findall("tb")) for rank, gpu in enumerate(gpus))
-    return Program(collective, chunks, algo.get("inplace", "0") == "1", blocks)
+    scratch = tuple(None if gpu.get("s_chunks") is None else _number(gpu, "s_chunks", 0) for gpu in gpus)
+    return Program(collective, chunks, algo.get("inplace", "0") == "1", blocks, scratch)
 
 
 def _block(tb: ElementTree.Element, rank: int, world: int) -> Block:

@@ -122,6 +122,8 @@ class _Steps:
             source, target = ((buffer, offset + i) for buffer, offset in (step.source, step.target))
             made = self.made(rank, step.kind, source, target, message, home, where)
             if step.kind not in ("s", "rrs"):
+                if not self.program.holds(rank, target):
+                    raise MscclError(f"{where}: writes {target[0]}[{target[1]}], which is beyond the buffer")
                 self.values[rank, self.program.memory(rank, target)] = made
             if step.kind in SENDS:
                 self.bring_home(made, where)
