@@ -18,7 +18,7 @@ from ringlet.bench import cases, jobs
 from ringlet.bench.cases import LIMIT, MPI_PEERS, STREAM
 from ringlet.bench.jobs import BenchError
 from ringlet.bench.ranks import case
-from ringlet.group import congestion_controls
+from ringlet.joining import congestion_controls
 
 _ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ringlet import _C, environment, leaving, log
 from ringlet.claim import Claim
 from ringlet.errors import InvalidUsage
-from ringlet.group import as_timedelta, prepare
 from ringlet.group_key import rendezvous_key
+from ringlet.joining import as_timedelta, prepare
 
 NAME = "ringlet"
 

@@ -1,15 +1,12 @@
-"""Groups of ranks: how ranks join one, and the default group of this process (or thread)."""
+"""Groups of ranks, and the default group of this process (or thread)."""
 
 from __future__ import annotations
 
 import atexit
 import itertools
-import operator
 import os
-import pathlib
 import threading
 import time
-import warnings
 from collections.abc import Callable, Container, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,38 +15,27 @@ import torch
 import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
-from ringlet.claim import Claim, peek
+from ringlet.claim import Claim
 from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.group_key import rendezvous_key
 from ringlet.intruders import Intruders
-from ringlet.schedule.registry import load_given
-from ringlet.store import asked, from_environment, serves
-from ringlet.untraced import keep_untraced_if_loaded
+from ringlet.joining import (
+    DEFAULT_TIMEOUT,
+    as_timedelta,
+    checked_transport,
+    ctas,
+    join,
+    key_of_default,
+    prepare,
+    rank_and_world,
+    whole,
+)
+from ringlet.store import from_environment, serves
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
-TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
-CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 AnyGroup: TypeAlias = "Group | dist.ProcessGroup"
-
-
-def default_transport() -> str:
-    """RINGLET_TRANSPORT, or "auto". Raises InvalidUsage if it names none."""
-    return _checked(os.environ.get("RINGLET_TRANSPORT") or "auto", "RINGLET_TRANSPORT")
-
-
-def congestion_controls() -> tuple[str, str]:
-    """This machine's, and that of ringlet's connections. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION."""
-    used = _C.congestion_control()
-    return CONGESTION.read_text().strip() if CONGESTION.exists() else used, used
-
-
-def _checked(transport: str, given: str) -> str:
-    if transport not in TRANSPORTS:
-        raise InvalidUsage(f'{given} must be one of {", ".join(TRANSPORTS)}, got "{transport}"')
-    return transport
 
 
 class Group:
@@ -270,9 +256,11 @@ def _joined_from(process_group: dist.ProcessGroup) -> Group:
             "Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads"
         )
     name = f"of {process_group.group_name}"
-    key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit, wrong)
-    handle = log.group_made(_C.Group.join(store, key, rank, world, limit, transport), began)
-    made = Group(handle, name, store, dist.get_process_group_ranks(process_group), transport)
+    claim = Claim(rank, world, transport)
+    key = rendezvous_key(store, "ringlet/group", claim, limit, wrong)
+    made = Group(
+        join(store, key, claim, limit, began), name, store, dist.get_process_group_ranks(process_group), transport
+    )
     made._process_group = process_group
     return made
 
@@ -339,14 +327,14 @@ def init(
     """
     global _of_process
     if transport is not None:
-        _checked(transport, "transport")
+        checked_transport(transport, "transport")
     if not isinstance(name, str):
         raise InvalidUsage(f"init: name is {name!r}; pass a string")
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
-    max_ctas = _ctas(max_ctas)
+    max_ctas = ctas(max_ctas)
     launched = rank is None  # so that all threads of this process would be the same rank
-    rank, world = _place(rank, world)
+    rank, world = rank_and_world(rank, world)
     limit = as_timedelta(timeout)
     of_threads = (transport or os.environ.get("RINGLET_TRANSPORT")) == "threads"
     if (_of_thread.group if of_threads else _of_process) is not None:
@@ -369,8 +357,9 @@ def init(
     if store is None:
         store = from_environment(rank, world, limit)
         nameless = job is None and rank == 0 and world > 1 and serves()
-    key = _met(store, name, Claim(rank, world, transport, job, nameless), limit, wrong)
-    handle = log.group_made(_C.Group.join(store, key, rank, world, limit, transport), began)
+    claim = Claim(rank, world, transport, job, nameless)
+    key = key_of_default(store, name, claim, limit, wrong)
+    handle = join(store, key, claim, limit, began)
     handle.max_ctas = max_ctas
     group = Group(handle, name, store, range(world), transport)
     if nameless:
@@ -382,17 +371,6 @@ def init(
     _of_process = group
     _C.set_default(handle, False)
     return group
-
-
-def _place(rank: int | None, world: int | None) -> tuple[int, int]:
-    """As given, or else as the launcher says."""
-    if rank is None or world is None:
-        place = environment.find(wanted="rank" if rank is None else "world")
-        rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
-    rank, world = whole(rank, "init: rank"), whole(world, "init: world")
-    if not 0 <= rank < world:
-        raise InvalidUsage(f"rank {rank} of world {world} does not exist")
-    return rank, world
 
 
 def finalize() -> None:
@@ -441,7 +419,7 @@ def new_group(
         raise InvalidUsage(f"new_group: ranks is {ranks!r}; pass a list of ranks") from None
     if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
         raise InvalidUsage(f"new_group: ranks must be distinct ranks from 0 to {parent.world - 1}, got {members}")
-    most = parent.handle.max_ctas if max_ctas is None else _ctas(max_ctas)
+    most = parent.handle.max_ctas if max_ctas is None else ctas(max_ctas)
     number = next(parent._children)
     if parent.rank not in members:
         return dist.GroupMember.NON_GROUP_MEMBER
@@ -471,13 +449,9 @@ def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> 
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
         return log.group_made(_C.Group.threads(title, place, world, limit), began)
-    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit, wrong)
-    return log.group_made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
-
-
-def as_timedelta(timeout: timedelta | float) -> timedelta:
-    """Seconds or timedelta as timedelta, 100 years for infinity. Raises InvalidUsage if it is not a positive time."""
-    return timedelta(milliseconds=_C.milliseconds(timeout))
+    claim = Claim(place, world, parent.carrier)
+    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", claim, limit, wrong)
+    return join(parent.store, key, claim, limit, began)
 
 
 def _patience(patience: timedelta | float) -> timedelta:
@@ -488,67 +462,6 @@ def _patience(patience: timedelta | float) -> timedelta:
         return as_timedelta(patience)
     except InvalidUsage:
         raise InvalidUsage(f"close: patience must be seconds from 0 on or a timedelta, got {patience!r}") from None
-
-
-def prepare(rank: int, world: int, transport: str | None = None) -> tuple[str, float, Error | None]:
-    """Takes from the environment what it gives a group: the log, algorithms, and the transport if none is given. On
-    rank 0, warns if the default table of rules cannot be used; groups then use the built-in rules.
-
-    Returns the transport, the time, for `log.group_made`, and what is wrong with the environment: the rendezvous raises
-    it on all ranks."""
-    wrong: Error | None = None
-    keep_untraced_if_loaded()
-    try:
-        log.configure(rank, world)
-        load_given()
-        transport = transport or default_transport()
-    except Error as error:
-        wrong = error
-    if rank == 0 and (warning := _C.table_warning()):
-        warnings.warn(warning, stacklevel=3)
-    return transport or "auto", time.monotonic(), wrong
-
-
-def _met(store: Store, name: str, claim: Claim, timeout: timedelta, wrong: Error | None) -> str:
-    """The key of the default group. If ranks are missing, looks for them under other names, or in a group of another
-    world that is made already."""
-    with asked():
-        store.set(f"ringlet/name/{claim.rank}", name)
-        store.set(f"ringlet/world/{claim.rank}", str(claim.world))
-    try:
-        return rendezvous_key(store, f"ringlet/{name}", claim, timeout, wrong)
-    except Timeout as late:
-        with asked():
-            names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}
-            world = peek(store, "ringlet/world/0")
-            joined = peek(store, f"ringlet/{name}/hello/0") is None  # else `late` has told what differs
-        others = "".join(
-            f'; rank {rank} says name="{said}"' for rank, said in names.items() if said not in (None, name)
-        )
-        if not others and joined and world not in (None, str(claim.world)):
-            raise Timeout(
-                f"{late} (rank 0 says world {world}, rank {claim.rank} says world {claim.world}; all ranks must agree)"
-            ) from None
-        if not others:
-            raise
-        raise Timeout(f'{late} (name="{name}"{others}; all ranks must agree)') from None
-
-
-def _ctas(most: Any) -> int:
-    most = whole(most, "max_ctas")
-    _C.check_max_ctas(most)
-    return most
-
-
-def whole(value: Any, what: str) -> int:
-    """As an int. Raises InvalidUsage, with `what` it is, if it is no whole number or too large."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidUsage(f"{what} is {value!r}; pass a whole number") from None
-    if abs(number) >= 1 << 31:
-        raise InvalidUsage(f"{what} is {number}, too large")
-    return number
 
 
 atexit.register(_C.python_ends)  # the last: functions registered later run before it

@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from ringlet import group as groups
 from ringlet import log
 from ringlet.errors import InvalidUsage, ResourceError
+from ringlet.joining import DEFAULT_TIMEOUT, default_transport, whole
 from ringlet.rank_arguments import ByValue, MemoryFile, main_is_a_file
 from ringlet.supervisor import GRACE_S, End, RankProcesses, Terminated, end_with_parent, signal_name, termination_raises
 
@@ -40,7 +41,7 @@ def spawn(
     args: tuple[Any, ...] = (),
     *,
     transport: str | None = None,
-    timeout: timedelta | float = groups.DEFAULT_TIMEOUT,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
 ) -> None:
     """Runs `main(rank, *args)` on `nprocs` ranks that have joined the default group.
 
@@ -55,10 +56,10 @@ def spawn(
     if not callable(main):
         raise InvalidUsage(f"spawn: main is {main!r:.60}; pass a function that takes a rank")
     log.keep_standard_descriptors()
-    nprocs = groups.whole(nprocs, "spawn: nprocs")
+    nprocs = whole(nprocs, "spawn: nprocs")
     if not 1 <= nprocs <= _MOST_RANKS:
         raise InvalidUsage(f"spawn: nprocs must be from 1 to {_MOST_RANKS}, got {nprocs}")
-    transport = groups.default_transport() if transport is None else transport
+    transport = default_transport() if transport is None else transport
     if transport == "threads":
         _spawn_threads(main, nprocs, args, timeout)
     elif getattr(multiprocessing.process.current_process(), "_inheriting", False):

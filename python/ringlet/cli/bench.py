@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ringlet import group
+from ringlet import joining
 from ringlet.bench import report, results
 from ringlet.bench.cases import NCCL, OWN_OF_NCCL, BenchError, Sweep, format_bytes
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
@@ -135,7 +135,7 @@ def require_able(sweep: Sweep) -> None:
     if reason := sweep.refusal():
         raise BenchError(reason)
     require_device(sweep)
-    wish = sweep.transport or group.default_transport()
+    wish = sweep.transport or joining.default_transport()
     if wish not in options.TRANSPORTS:
         known = ", ".join(options.TRANSPORTS)
         raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {known}')

@@ -23,7 +23,7 @@ from ringlet.cli import options, outputs
 from ringlet.cli.terminal import progress
 from ringlet.cli.topology import topology_command
 from ringlet.cli.variables import VARIABLES, problems
-from ringlet.group import congestion_controls
+from ringlet.joining import congestion_controls
 
 WORLD = 2
 TIMEOUT_S = 30.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ringlet import group
+from ringlet import joining
 from ringlet.bench.cases import DEVICES
 from ringlet.bench.rules import MARGIN
 from ringlet.cli.terminal import did_you_mean
@@ -21,7 +21,7 @@ from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.hosts import SYNTAX, parse_hosts
 
 MOST_WORLD = 1024
-TRANSPORTS = tuple(name for name in group.TRANSPORTS if name != "threads")  # ranks of a command are processes
+TRANSPORTS = tuple(name for name in joining.TRANSPORTS if name != "threads")  # ranks of a command are processes
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 40
 _Value = TypeVar("_Value")

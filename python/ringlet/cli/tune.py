@@ -18,7 +18,7 @@ from ringlet.bench.rules import Timing, derive, table_text
 from ringlet.bench.run import Row
 from ringlet.cli import algorithm_files, bench, options, outputs
 from ringlet.errors import InvalidUsage
-from ringlet.group import default_transport
+from ringlet.joining import default_transport
 from ringlet.schedule import Algorithm
 from ringlet.schedule.registry import load_given
 

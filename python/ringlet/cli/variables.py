@@ -13,7 +13,7 @@ from pathlib import Path
 import ringlet
 from ringlet import _C
 from ringlet.cli.terminal import did_you_mean
-from ringlet.group import TRANSPORTS
+from ringlet.joining import TRANSPORTS
 from ringlet.schedule.registry import VARIABLE, load_given
 
 LOG_LEVELS = ("off", "warning", "info", "debug")

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from ringlet import environment
 from ringlet.errors import InvalidUsage
-from ringlet.group import current, has_default, whole
+from ringlet.group import current, has_default
+from ringlet.joining import whole
 from ringlet.training.zero import Offload
 
 AUTO = "auto"

@@ -90,7 +90,7 @@ class Program:
         buffer, chunk = place
         block = {"all_gather": "i", "reduce_scatter": "o"}.get(self.collective)
         size = self.scratch[rank] if buffer == "s" else self.per_block if buffer == block else self.chunks
-        return 0 <= chunk and (size is None or chunk < size)
+        return chunk >= 0 and (size is None or chunk < size)
 
     def memory(self, rank: int, place: Location) -> Location:
         """One name for each place: in place, the input and the output are one memory."""
