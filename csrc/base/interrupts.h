@@ -9,6 +9,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <string>
 
 namespace ringlet {
@@ -66,6 +67,16 @@ void check_interrupts(const GiveUp& give_up) {
     give_up("interrupted (" + interrupted.by + ")");
     throw;
   }
+}
+
+/// The same, for a wait that must still end well: returns the exception. Null: there is none.
+inline std::exception_ptr caught_interrupt() {
+  try {
+    check_interrupts();
+  } catch (const Interrupted&) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 /// Whether this thread is in check_interrupts(): then it may be in a signal handler of the program.

@@ -2,6 +2,8 @@
 // has its parent's objects but none of its threads. Thread safety: all calls from any thread.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <memory>
 
@@ -32,5 +34,21 @@ class OfProcess {
   };
   std::atomic<Owned*> owned_{nullptr};
 };
+
+/// Makes the State that a process and its forked children go on using: no thread holds its `mutex` at a fork, and the
+/// child calls in_child() before it releases the mutex. One for each type; never destroyed, because threads may use it
+/// until the process ends. Make it when the library is loaded: a child that is forked while the first thread makes it
+/// would wait for that thread.
+template <typename State>
+State& kept_at_fork() {
+  static State* state = nullptr;
+  state = new State;
+  ::pthread_atfork([] { state->mutex.lock(); }, [] { state->mutex.unlock(); },
+                   [] {
+                     state->in_child();
+                     state->mutex.unlock();
+                   });
+  return *state;
+}
 
 }  // namespace ringlet

@@ -116,8 +116,7 @@ std::shared_ptr<c10::Allocator> C10dBackend::getMemAllocator() {
 
 C10dBackend::Handle C10dBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only(tensors, "broadcast");
-  Issue call(OpType::BROADCAST, "ringlet:broadcast");
-  call.set(options);
+  Issue call(OpType::BROADCAST, "ringlet:broadcast", options);
   call.add(Collective::broadcast, tensor, options.rootRank == getRank() ? tensor : at::Tensor(), tensor.numel());
   call.set_root(options.rootRank, getSize());
   call.results = call.inputs = {tensor};
@@ -127,8 +126,7 @@ C10dBackend::Handle C10dBackend::broadcast(Tensors& tensors, const c10d::Broadca
 C10dBackend::Handle C10dBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
   if (tensor.is_sparse()) return allreduce_sparse(tensors, options);
-  Issue call(OpType::ALLREDUCE, "ringlet:all_reduce");
-  call.set(options);
+  Issue call(OpType::ALLREDUCE, "ringlet:all_reduce", options);
   call.add(Collective::all_reduce, tensor, tensor, tensor.numel());
   call.set(reduction_of(options.reduceOp));
   call.results = {tensor};
@@ -137,8 +135,7 @@ C10dBackend::Handle C10dBackend::allreduce(Tensors& tensors, const c10d::Allredu
 
 C10dBackend::Handle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "reduce");
-  Issue call(OpType::REDUCE, "ringlet:reduce");
-  call.set(options);
+  Issue call(OpType::REDUCE, "ringlet:reduce", options);
   call.add(Collective::reduce, options.rootRank == getRank() ? tensor : at::Tensor(), tensor, tensor.numel());
   call.set(reduction_of(options.reduceOp));
   call.set_root(options.rootRank, getSize());
@@ -156,8 +153,7 @@ C10dBackend::Handle C10dBackend::allgather_into_tensor_coalesced(Tensors& output
                                                                  const c10d::AllgatherOptions& options) {
   return part([&] {
     check_pairs(outputs, inputs, "all_gather");
-    Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather");
-    call.set(options);
+    Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather", options);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t expected = inputs[i].numel() * getSize();
       if (outputs[i].numel() != expected) refuse_elements("all_gather", "output", outputs[i], expected, getSize());
@@ -178,8 +174,7 @@ C10dBackend::Handle C10dBackend::reduce_scatter_tensor_coalesced(Tensors& output
                                                                  const c10d::ReduceScatterOptions& options) {
   return part([&] {
     check_pairs(outputs, inputs, "reduce_scatter");
-    Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter");
-    call.set(options);
+    Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter", options);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t expected = outputs[i].numel() * getSize();
       if (inputs[i].numel() != expected) refuse_elements("reduce_scatter", "input", inputs[i], expected, getSize());
@@ -192,8 +187,7 @@ C10dBackend::Handle C10dBackend::reduce_scatter_tensor_coalesced(Tensors& output
 }
 
 C10dBackend::Handle C10dBackend::barrier(const c10d::BarrierOptions& options) {
-  Issue call(OpType::BARRIER, "ringlet:barrier");
-  call.set(options);
+  Issue call(OpType::BARRIER, "ringlet:barrier", options);
   call.add(Collective::barrier, {}, {}, 0);
   return issue(std::move(call));
 }

@@ -1,7 +1,5 @@
 #include "bindings/c10d_issue.h"
 
-#include <cstring>
-
 #include "base/error.h"
 #include "bindings/arguments.h"
 #include "bindings/gil.h"
@@ -30,20 +28,16 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
   }
 }
 
-C10dBackend::Issue::Issue(c10d::OpType type, const char* title)
-    : ringlet::Issue(title + std::strlen("ringlet:")), type(type), title(title) {}
-
-C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const at::Tensor& output,
-                                                  const at::Tensor& input, int64_t count) {
-  return ringlet::Issue::add(
+void C10dBackend::Issue::add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count) {
+  ringlet::Issue::add(
       {.collective = collective, .label = call_label(), .count = static_cast<size_t>(count), .timeout = timeout},
       output, input);
 }
 
-C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs,
-                                                         const Tensors& inputs, std::vector<size_t> counts) {
-  return ringlet::Issue::add_blocks({.collective = collective, .label = call_label(), .timeout = timeout}, outputs,
-                                    inputs, std::move(counts));
+void C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs,
+                                    std::vector<size_t> counts) {
+  ringlet::Issue::add_blocks({.collective = collective, .label = call_label(), .timeout = timeout}, outputs, inputs,
+                             std::move(counts));
 }
 
 void C10dBackend::Issue::set(const Reduction& reduction) {

@@ -1,6 +1,8 @@
 // One call of torch.distributed, which the backend's virtual functions fill.
 #pragma once
 
+#include <cstring>
+
 #include "bindings/c10d_backend.h"
 #include "bindings/issue.h"
 
@@ -14,25 +16,26 @@ Reduction reduction_of(const c10d::ReduceOp& op);
 
 struct C10dBackend::Issue final : ringlet::Issue {
   /// `title`: what profilers show, "ringlet:" and the collective's name.
-  Issue(c10d::OpType type, const char* title);
+  template <typename Options>
+  Issue(c10d::OpType type, const char* title, const Options& options)
+      : ringlet::Issue(title + std::strlen("ringlet:")),
+        type(type),
+        title(title),
+        timeout(options.timeout),
+        async(options.asyncOp) {}
 
   /// As ringlet::Issue. `count`: elements of the buffer, or of a block.
-  Step& add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count);
-  Step& add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
+  void add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count);
+  void add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
   void set(const Reduction& reduction);
   void set_root(int64_t root, int world);
-  template <typename Options>
-  void set(const Options& options) {
-    timeout = options.timeout;
-    async = options.asyncOp;
-  }
   /// Throws InvalidUsage if outputs of coalesced collectives overlap each other, or inputs of later ones.
   void check_results(int rank, int world) const;
 
   c10d::OpType type;
   const char* title;
-  std::chrono::milliseconds timeout{0};
-  bool async = true;
+  std::chrono::milliseconds timeout;
+  bool async;
   Tensors results{};  ///< the Future's value
 };
 

@@ -64,8 +64,7 @@ std::vector<at::Tensor> cut(const at::Tensor& tensor, const std::vector<size_t>&
 C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   return part([&] {
     refuse_none(tensors, "all_reduce_coalesced");
-    Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce");
-    call.set(options);
+    Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce", options);
     for (const at::Tensor& tensor : tensors) {
       call.add(Collective::all_reduce, tensor, tensor, tensor.numel());
       call.set(reduction_of(options.reduceOp));
@@ -78,8 +77,7 @@ C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10
 C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const Tensors& list = only_list(outputs, "all_gather");
   std::vector<size_t> counts = chunk_counts(Collective::all_gather, list, inputs, getRank(), getSize());
-  Issue call(OpType::ALLGATHER, "ringlet:all_gather");
-  call.set(options);
+  Issue call(OpType::ALLGATHER, "ringlet:all_gather", options);
   call.add_blocks(Collective::all_gather, list, inputs, std::move(counts));
   call.results = list;
   return issue(std::move(call));
@@ -90,8 +88,7 @@ C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& in
                                                      const c10d::AllgatherOptions& options) {
   refuse_none(inputs, "all_gather_coalesced");
   check_length(outputs.size(), getSize(), "all_gather_coalesced");
-  Issue call(OpType::ALLGATHER_COALESCED, "ringlet:all_gather");
-  call.set(options);
+  Issue call(OpType::ALLGATHER_COALESCED, "ringlet:all_gather", options);
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors list;
     for (const Tensors& of_rank : outputs) {
@@ -109,8 +106,7 @@ C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                 const c10d::ReduceScatterOptions& options) {
   const Tensors& list = only_list(inputs, "reduce_scatter");
   std::vector<size_t> counts = chunk_counts(Collective::reduce_scatter, outputs, list, getRank(), getSize());
-  Issue call(OpType::REDUCE_SCATTER, "ringlet:reduce_scatter");
-  call.set(options);
+  Issue call(OpType::REDUCE_SCATTER, "ringlet:reduce_scatter", options);
   call.add_blocks(Collective::reduce_scatter, outputs, list, std::move(counts));
   call.set(reduction_of(options.reduceOp));
   call.results = outputs;
@@ -119,8 +115,7 @@ C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
 
 C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const at::Tensor& input = only(inputs, "gather");
-  Issue call(OpType::GATHER, "ringlet:gather");
-  call.set(options);
+  Issue call(OpType::GATHER, "ringlet:gather", options);
   if (options.rootRank == getRank()) {
     const Tensors& list = only_list(outputs, "gather");
     call.add_blocks(Collective::gather, list, inputs,
@@ -139,8 +134,7 @@ C10dBackend::Handle C10dBackend::gather_single(at::Tensor& output, at::Tensor& i
   const bool root = options.rootRank == getRank();
   const int64_t expected = input.numel() * getSize();
   if (root && output.numel() != expected) refuse_elements("gather", "output", output, expected, getSize());
-  Issue call(OpType::GATHER, "ringlet:gather");
-  call.set(options);
+  Issue call(OpType::GATHER, "ringlet:gather", options);
   call.add(Collective::gather, root ? output : at::Tensor(), input, input.numel());
   call.set_root(options.rootRank, getSize());
   if (root) call.results = {output};
@@ -150,8 +144,7 @@ C10dBackend::Handle C10dBackend::gather_single(at::Tensor& output, at::Tensor& i
 
 C10dBackend::Handle C10dBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
   const at::Tensor& output = only(outputs, "scatter");
-  Issue call(OpType::SCATTER, "ringlet:scatter");
-  call.set(options);
+  Issue call(OpType::SCATTER, "ringlet:scatter", options);
   if (options.rootRank == getRank()) {
     const Tensors& list = only_list(inputs, "scatter");
     call.add_blocks(Collective::scatter, outputs, list,
@@ -170,8 +163,7 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
   check_tensor(input, "all_to_all", "input");
   std::vector<size_t> to = split_counts(input_splits, input, getSize(), "input");
   const std::vector<size_t> from = split_counts(output_splits, output, getSize(), "output");
-  Issue call(OpType::ALLTOALL_BASE, "ringlet:all_to_all");
-  call.set(options);
+  Issue call(OpType::ALLTOALL_BASE, "ringlet:all_to_all", options);
   if (input_splits.empty() && output_splits.empty()) {
     if (input.numel() != output.numel()) refuse_elements("all_to_all", "output", output, input.numel(), getSize());
     call.add(Collective::all_to_all, output, input, static_cast<int64_t>(to[0]));
@@ -187,8 +179,7 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
 
 C10dBackend::Handle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   std::vector<size_t> counts = chunk_counts(Collective::all_to_all, outputs, inputs, getRank(), getSize());
-  Issue call(OpType::ALLTOALL, "ringlet:all_to_all");
-  call.set(options);
+  Issue call(OpType::ALLTOALL, "ringlet:all_to_all", options);
   call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(counts));
   call.results = outputs;
   return issue(std::move(call));

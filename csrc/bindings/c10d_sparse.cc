@@ -94,8 +94,7 @@ C10dBackend::Handle C10dBackend::allreduce_sparse(Tensors& tensors, const c10d::
                             : nullptr;
   if (refusal != nullptr)
     throw InvalidUsage(std::string("all_reduce: ringlet does not support ") + refusal + ": make it dense first");
-  Issue call(c10d::OpType::_ALLREDUCE_SPARSE, "ringlet:all_reduce");
-  call.set(options);
+  Issue call(c10d::OpType::_ALLREDUCE_SPARSE, "ringlet:all_reduce", options);
   call.results = call.keep = call.inputs = {tensor};
   call.job = [tensor, world = getSize(), timeout = options.timeout](const Run& run) {
     all_reduce(tensor, world, timeout, run);

@@ -1,52 +1,42 @@
 #include "bindings/hold.h"
 
-#include <pthread.h>
-
 #include <mutex>
 #include <unordered_map>
 
 #include "base/log.h"
+#include "base/process.h"
 
 namespace ringlet {
 namespace {
 
 /// The storages that would be resizable were it not for the holds of them.
-class Holds {
- public:
-  /// Made when the library is loaded: a child that is forked while another thread makes it would wait for that. Never
-  /// destroyed: calls may end after everything else.
-  static Holds& of_process;
-
+struct Holds {
   /// Whether release() must be called. It must not for a storage without an allocator (share_memory_() makes such):
   /// that can never be resized, whatever its flag says.
   bool take(c10::StorageImpl& storage) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     if (storage.allocator() == nullptr) return false;
-    if (!storage.resizable() && counts_.find(&storage) == counts_.end()) return false;
+    if (!storage.resizable() && counts.find(&storage) == counts.end()) return false;
     storage.set_resizable(false);
-    ++counts_[&storage];
+    ++counts[&storage];
     return true;
   }
 
   void release(c10::StorageImpl& storage) {
-    const std::lock_guard lock(mutex_);
-    const auto found = counts_.find(&storage);
+    const std::lock_guard lock(mutex);
+    const auto found = counts.find(&storage);
     if (--found->second > 0) return;
-    counts_.erase(found);
+    counts.erase(found);
     // share_memory_() has given the storage other memory meanwhile, and torch knows no allocator for it.
     if (storage.allocator() != nullptr) storage.set_resizable(true);
   }
 
- private:
-  Holds() {
-    ::pthread_atfork([] { of_process.mutex_.lock(); }, [] { of_process.mutex_.unlock(); },
-                     [] { of_process.mutex_.unlock(); });
-  }
+  void in_child() {}  // its tensors are held as its parent's are
 
-  std::mutex mutex_;
-  std::unordered_map<c10::StorageImpl*, size_t> counts_;  // guarded by mutex_
+  std::mutex mutex;
+  std::unordered_map<c10::StorageImpl*, size_t> counts;  // guarded by mutex
 };
-Holds& Holds::of_process = *new Holds;
+Holds& holds = kept_at_fork<Holds>();
 
 }  // namespace
 
@@ -55,7 +45,7 @@ void MemoryHold::add(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
   if (!held_.empty() && held_.back().storage.unsafeGetStorageImpl() == impl) return;  // input and output are one
-  held_.push_back({storage, storage.data(), Holds::of_process.take(*impl)});
+  held_.push_back({storage, storage.data(), holds.take(*impl)});
 }
 
 MemoryHold::~MemoryHold() {
@@ -65,7 +55,7 @@ MemoryHold::~MemoryHold() {
           "a tensor got other memory while a call on it was in flight, so the call's result is lost: wait for the "
           "call before share_memory_()");
     }
-    if (held.counted) Holds::of_process.release(*held.storage.unsafeGetStorageImpl());
+    if (held.counted) holds.release(*held.storage.unsafeGetStorageImpl());
   }
 }
 

@@ -13,7 +13,7 @@
 
 namespace ringlet {
 
-Issue::Step& Issue::add(const Call& given, const at::Tensor& output, const at::Tensor& input) {
+void Issue::add(const Call& given, const at::Tensor& output, const at::Tensor& input) {
   Step& step = steps.emplace_back();
   step.call = given;
   for (const at::Tensor* tensor : {&output, &input}) {
@@ -47,11 +47,9 @@ Issue::Step& Issue::add(const Call& given, const at::Tensor& output, const at::T
     inputs.push_back(input);
     if (output.defined()) check_dtype(output, dtype_of(input), call);
   }
-  return step;
 }
 
-Issue::Step& Issue::add_blocks(const Call& given, const Tensors& outputs, const Tensors& read,
-                               std::vector<size_t> counts) {
+void Issue::add_blocks(const Call& given, const Tensors& outputs, const Tensors& read, std::vector<size_t> counts) {
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; });
   const bool on_host = (read.empty() ? outputs.at(0) : read[0]).is_cpu();
   // Equal blocks of an all-to-all on this rank do not mean equal blocks on all ranks.
@@ -71,21 +69,19 @@ Issue::Step& Issue::add_blocks(const Call& given, const Tensors& outputs, const 
   step.call.dtype = dtype;
   step.call.blocks = step.blocks.get();
   inputs.insert(inputs.end(), read.begin(), read.end());
-  return step;
 }
 
 /// On a GPU equal blocks are packed into one tensor, and unpacked from one, because other ranks may have passed theirs
 /// as one.
-Issue::Step& Issue::add_packed(const Call& given, const Tensors& outputs, const Tensors& read) {
+void Issue::add_packed(const Call& given, const Tensors& outputs, const Tensors& read) {
   check_outputs(outputs);
   const DType dtype = dtype_of(read.empty() ? outputs[0] : read[0]);
   Call of_one = given;
   of_one.count = static_cast<size_t>((read.empty() ? outputs[0] : read[0]).numel());
   const at::Tensor input = packed(read, dtype, /*received=*/false);
-  Step& step = add(of_one, packed(outputs, dtype, /*received=*/true), input);
+  add(of_one, packed(outputs, dtype, /*received=*/true), input);
   inputs.pop_back();
   inputs.insert(inputs.end(), read.begin(), read.end());  // the tensors of the caller
-  return step;
 }
 
 at::Tensor Issue::packed(const Tensors& tensors, DType dtype, bool received) {

@@ -31,9 +31,9 @@ struct Issue {
 
   /// Adds a collective, of which `given` has all but dtype, memory and label. A tensor is undefined if this rank has
   /// none. Throws InvalidUsage if the tensors cannot be right.
-  Step& add(const Call& given, const at::Tensor& output, const at::Tensor& input);
+  void add(const Call& given, const at::Tensor& output, const at::Tensor& input);
   /// Adds a collective on blocks of one dtype. `counts`: elements by the schedule's chunk.
-  Step& add_blocks(const Call& given, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
+  void add_blocks(const Call& given, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
   /// Checks the calls as the Communicator does before it runs them.
   void check(Communicator& group);
   c10::Device device() const { return common_device(keep, call); }
@@ -56,7 +56,7 @@ struct Issue {
   Communicator::Job job{};
 
  private:
-  Step& add_packed(const Call& given, const Tensors& outputs, const Tensors& inputs);
+  void add_packed(const Call& given, const Tensors& outputs, const Tensors& inputs);
   at::Tensor packed(const Tensors& tensors, DType dtype, bool received);
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);

@@ -1,7 +1,6 @@
 #include "bindings/registered_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <bit>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/partition.h"
+#include "base/process.h"
 #include "memory/heap.h"
 
 namespace ringlet {
@@ -39,18 +39,15 @@ class RegisteredAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   size_t cached_bytes() const {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     return cached_;
   }
   void use(bool enabled);
   void begin();
   void end();
 
-  void lock_for_fork() { mutex_.lock(); }
-  void unlock_after_fork(bool child) {
-    if (child) forked_.store(true, std::memory_order_relaxed);
-    mutex_.unlock();
-  }
+  void in_child() { forked_.store(true, std::memory_order_relaxed); }
+  mutable std::mutex mutex;
 
  private:
   static void release(void* pointer);
@@ -61,8 +58,7 @@ class RegisteredAllocator final : public c10::Allocator {
 
   const std::shared_ptr<Heap> heap_ = Heap::process();
   std::atomic<bool> forked_{false};
-  mutable std::mutex mutex_;
-  std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size class; guarded by mutex_, like the rest
+  std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size class; guarded by mutex, like the rest
   std::unordered_map<std::byte*, size_t> used_;               // size class of blocks handed out
   size_t cached_ = 0;
   size_t used_bytes_ = 0;
@@ -72,13 +68,8 @@ class RegisteredAllocator final : public c10::Allocator {
 };
 
 RegisteredAllocator& instance() {
-  static RegisteredAllocator* const allocator = [] {
-    auto* made = new RegisteredAllocator;  // never destroyed: tensors outlive every static object's end
-    ::pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_after_fork(false); },
-                     [] { instance().unlock_after_fork(true); });
-    return made;
-  }();
-  return *allocator;
+  static RegisteredAllocator& allocator = kept_at_fork<RegisteredAllocator>();  // tensors outlive every static object
+  return allocator;
 }
 
 RegisteredAllocator::RegisteredAllocator() {
@@ -102,21 +93,21 @@ void* RegisteredAllocator::allocate_block(size_t bytes) {
 }
 
 void RegisteredAllocator::use(bool enabled) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   wanted_.store(enabled, std::memory_order_relaxed);
   before_ = enabled ? this : c10::GetDefaultCPUAllocator();
   if (begun_ == 0) c10::SetCPUAllocator(before_);
 }
 
 void RegisteredAllocator::begin() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   if (begun_++ > 0) return;
   before_ = c10::GetCPUAllocator();
   c10::SetCPUAllocator(this);
 }
 
 void RegisteredAllocator::end() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex);
   if (--begun_ == 0) c10::SetCPUAllocator(before_);
 }
 
@@ -124,12 +115,12 @@ std::byte* RegisteredAllocator::take(size_t bytes) {
   const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // a larger one: the heap refuses it
   std::byte* pointer = nullptr;
   size_t in_use = 0;
-  const auto hand_out = [&] {  // mutex_ is held
+  const auto hand_out = [&] {  // mutex is held
     used_.emplace(pointer, size);
     in_use = used_bytes_ += size;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     if (std::vector<std::byte*>& list = free_[size]; !list.empty()) {
       pointer = list.back();
       list.pop_back();
@@ -139,7 +130,7 @@ std::byte* RegisteredAllocator::take(size_t bytes) {
   }
   if (pointer == nullptr) {
     pointer = heap_->allocate(size);
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     hand_out();
   }
   report(pointer, static_cast<int64_t>(size), in_use);
@@ -160,7 +151,7 @@ void RegisteredAllocator::release(void* pointer) {
 bool RegisteredAllocator::drop_cached() {
   decltype(free_) dropped;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     dropped.swap(free_);
     cached_ = 0;
   }
@@ -175,7 +166,7 @@ void RegisteredAllocator::give_back(std::byte* pointer) {
   size_t size = 0, in_use = 0;
   bool kept = false;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     const auto block = used_.find(pointer);
     size = block->second;
     used_.erase(block);

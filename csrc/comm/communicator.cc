@@ -54,37 +54,6 @@ class InUse {
   std::atomic<bool>& busy_;
 };
 
-/// The waits when a group ends. An interrupt ends the waiting, but the group still ends.
-class EndingWaits {
- public:
-  explicit EndingWaits(std::chrono::milliseconds patience) : patience_(patience) {}
-
-  /// Whether `done(most)`, which waits for at most that long, came true in time.
-  template <typename Done>
-  bool wait(const Done& done) {
-    const Deadline deadline = Deadline::after(patience_);
-    while (!done(std::min(deadline.left(), kInterruptCheckEvery))) {
-      if (deadline.passed() || interrupted_) return false;
-      try {
-        check_interrupts();
-      } catch (const Interrupted&) {
-        interrupted_ = std::current_exception();
-        patience_ = std::chrono::milliseconds(0);
-      }
-    }
-    return true;
-  }
-
-  std::chrono::milliseconds patience() const { return patience_; }
-  void raise_if_interrupted() const {
-    if (interrupted_) std::rethrow_exception(interrupted_);
-  }
-
- private:
-  std::chrono::milliseconds patience_;
-  std::exception_ptr interrupted_;
-};
-
 /// Whether ranks compare the lengths of the blocks first.
 bool is_several_calls(const Call& call) { return call.collective == Collective::all_to_all && call.blocks != nullptr; }
 
@@ -477,18 +446,26 @@ void Communicator::close(std::chrono::milliseconds patience) {
   }
   for (auto& [device, gpu] : gpus) gpu->end();  // outside the lock, because they wait for pending calls
   gpus.clear();
-  EndingWaits waits(patience);
-  const bool turn = waits.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
-  bool quiet = waits.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
-  quiet = waits.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
+  std::exception_ptr interrupted;            // ends the waiting, but the group still ends
+  const auto wait = [&](const auto& done) {  // whether done(most), which waits for at most that long, came true in time
+    const Deadline deadline = Deadline::after(patience);
+    while (!done(std::min(deadline.left(), kInterruptCheckEvery))) {
+      if (deadline.passed() || interrupted) return false;
+      if ((interrupted = caught_interrupt())) patience = std::chrono::milliseconds(0);
+    }
+    return true;
+  };
+  const bool turn = wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
+  bool quiet = wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
+  quiet = wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
   if (!quiet)
     health().abort(in_words([&] { return health().self() + " closed the group while this call was pending"; }));
   if (!turn) await_turn(kForAsLongAsItTakes);
   collectives_->end();
   messenger_->end();
-  engine_->leave(quiet, waits.patience());
+  engine_->leave(quiet, patience);
   tell_end();
-  waits.raise_if_interrupted();
+  if (interrupted) std::rethrow_exception(interrupted);
 }
 
 void Communicator::tell_made(double seconds) const {

@@ -3,7 +3,6 @@
 
 #include "cuda/device_library.h"
 #include "cuda/launch.cuh"
-#include "cuda/low_latency.cuh"
 
 namespace ringlet::cuda {
 namespace {

@@ -11,6 +11,8 @@
 
 namespace ringlet::cuda {
 
+struct LowArgs;  // low_latency.h
+
 /// Without arguments they only load their kernels: one that is loaded at its first launch waits for kernels that run, and
 /// these may wait for it.
 using ReduceLaunch = cudaError_t (*)(const ReduceArgs* args, ReduceOp op, cudaStream_t stream);
@@ -22,6 +24,8 @@ ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 
 cudaError_t launch_exchange(const ExchangeArgs* args, cudaStream_t stream);
+/// Sums of float32, float16 and bfloat16.
+cudaError_t launch_low_latency(const LowArgs* args, DType dtype, cudaStream_t stream);
 
 constexpr int kMostPulledTogether = 3;
 cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, cudaStream_t stream);

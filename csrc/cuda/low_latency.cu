@@ -1,7 +1,6 @@
 // The kernels of small all-reduces, and their launch.
 #include "cuda/block.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/low_latency.cuh"
 #include "cuda/low_latency.h"
 
 namespace ringlet::cuda {

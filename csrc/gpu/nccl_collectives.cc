@@ -1,7 +1,5 @@
 #include "gpu/nccl_collectives.h"
 
-#include <utility>
-
 #include "schedule/registry.h"
 
 namespace ringlet {
@@ -38,37 +36,26 @@ int op_of(DType dtype, ReduceOp op) noexcept {
   }
 }
 
-struct Function {
-  const char* name;
-  NcclCommunicator::Act act;
-};
+const char* function_of(Collective collective) noexcept {
+  switch (collective) {
+    case Collective::all_reduce: return "ncclAllReduce";
+    case Collective::reduce_scatter: return "ncclReduceScatter";
+    case Collective::reduce: return "ncclReduce";
+    case Collective::all_gather: return "ncclAllGather";
+    default: return "ncclBroadcast";
+  }
+}
 
-Function function_of(const Call& call, NcclStream stream) {
-  const std::byte* from = call.input;
-  std::byte* to = call.output;
-  const int type = type_of(call.dtype), op = op_of(call.dtype, call.op), root = call.root;
-  const size_t count = call.count, bytes = count * element_size(call.dtype);
+int enqueue(const NcclApi& api, NcclComm comm, const Call& call, NcclStream stream) {
+  const int type = type_of(call.dtype), op = op_of(call.dtype, call.op);
+  const size_t bytes = call.count * element_size(call.dtype);
   switch (call.collective) {
-    case Collective::all_reduce:
-      return {"ncclAllReduce", [=](const NcclApi& api, NcclComm comm) {
-                return api.all_reduce(from, to, count, type, op, comm, stream);
-              }};
+    case Collective::all_reduce: return api.all_reduce(call.input, call.output, call.count, type, op, comm, stream);
     case Collective::reduce_scatter:
-      return {"ncclReduceScatter", [=](const NcclApi& api, NcclComm comm) {
-                return api.reduce_scatter(from, to, count, type, op, comm, stream);
-              }};
-    case Collective::reduce:
-      return {"ncclReduce", [=](const NcclApi& api, NcclComm comm) {
-                return api.reduce(from, to, count, type, op, root, comm, stream);
-              }};
-    case Collective::all_gather:
-      return {"ncclAllGather", [=](const NcclApi& api, NcclComm comm) {
-                return api.all_gather(from, to, bytes, kNcclUint8, comm, stream);
-              }};
-    default:
-      return {"ncclBroadcast", [=](const NcclApi& api, NcclComm comm) {
-                return api.broadcast(from, to, bytes, kNcclUint8, root, comm, stream);
-              }};
+      return api.reduce_scatter(call.input, call.output, call.count, type, op, comm, stream);
+    case Collective::reduce: return api.reduce(call.input, call.output, call.count, type, op, call.root, comm, stream);
+    case Collective::all_gather: return api.all_gather(call.input, call.output, bytes, kNcclUint8, comm, stream);
+    default: return api.broadcast(call.input, call.output, bytes, kNcclUint8, call.root, comm, stream);
   }
 }
 
@@ -89,9 +76,9 @@ void NcclCollectives::run(const Call& call, NcclStream stream) {
   communicator_.check();
   last_ = describe(call);
   if (call.count == 0) return;
-  Function function = function_of(call, stream);
+  const auto act = [call, stream](const NcclApi& api, NcclComm comm) { return enqueue(api, comm, call, stream); };
   try {
-    communicator_.call(function.name, std::move(function.act), Deadline::after(call.timeout));
+    communicator_.call(function_of(call.collective), act, Deadline::after(call.timeout));
   } catch (const Error& error) {
     communicator_.abort();
     rethrow(error.kind(), last_ + " on rank " + std::to_string(communicator_.rank()) + ": " + error.what());

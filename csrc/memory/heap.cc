@@ -1,7 +1,6 @@
 #include "memory/heap.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -35,35 +34,15 @@ size_t default_heap_bytes() {
 }  // namespace
 
 /// All heaps that this process has mapped. A forked child makes its copies private.
-class Heap::Living {
- public:
-  // Made when the library is loaded: a child forked while the first thread makes it would wait for that thread. Never
-  // destroyed: heaps may end after static objects.
-  static Living& heaps;
-
-  void add(Heap& heap) {
-    const std::lock_guard lock(mutex_);
-    heaps_.insert(&heap);
+struct Heap::Living {
+  void in_child() {
+    for (Heap* heap : heaps) heap->make_private();
   }
 
-  void remove(Heap& heap) {
-    const std::lock_guard lock(mutex_);
-    heaps_.erase(&heap);
-  }
-
- private:
-  Living() {
-    ::pthread_atfork([] { heaps.mutex_.lock(); }, [] { heaps.mutex_.unlock(); },
-                     [] {
-                       for (Heap* heap : heaps.heaps_) heap->make_private();
-                       heaps.mutex_.unlock();
-                     });
-  }
-
-  std::mutex mutex_;
-  std::set<Heap*> heaps_;  // guarded by mutex_
+  std::mutex mutex;
+  std::set<Heap*> heaps;  // guarded by mutex
 };
-Heap::Living& Heap::Living::heaps = *new Living;
+Heap::Living& Heap::living = kept_at_fork<Heap::Living>();
 
 const std::shared_ptr<Heap>& Heap::process() {
   struct Shared {
@@ -87,10 +66,14 @@ Heap::Heap(size_t bytes) : owner_(this_process()), ranges_(bytes) {
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
   if (repeated([&] { return ::getrandom(&id_, sizeof id_, 0); }) != sizeof id_) throw_errno("getrandom");
-  Living::heaps.add(*this);
+  const std::lock_guard lock(living.mutex);
+  living.heaps.insert(this);
 }
 
-Heap::~Heap() { Living::heaps.remove(*this); }
+Heap::~Heap() {
+  const std::lock_guard lock(living.mutex);
+  living.heaps.erase(this);
+}
 
 /// In a forked child. Its own child copies its pages, which are private already.
 void Heap::make_private() noexcept {

@@ -81,7 +81,8 @@ class Heap {
   size_t allocated_bytes() const { return ranges_.taken_bytes(); }
 
  private:
-  class Living;
+  struct Living;
+  static Living& living;
 
   std::optional<size_t> take(size_t bytes, size_t alignment);
   void make_private() noexcept;

@@ -12,15 +12,6 @@
 #include "schedule/chunk_list.h"
 
 namespace ringlet {
-namespace {
-
-std::vector<int> in_a_row(int first, int count, int world) {
-  std::vector<int> blocks;
-  for (int i = 0; i < count; ++i) blocks.push_back((first + i) % world);
-  return blocks;
-}
-
-}  // namespace
 
 Schedule bruck_all_gather(const RankInfo& info) {
   const int world = info.world;
@@ -29,8 +20,8 @@ Schedule bruck_all_gather(const RankInfo& info) {
     const int to = (info.rank - distance + world) % world, from = (info.rank + distance) % world;
     const int count = std::min(distance, world - distance);
     Round& round = schedule.round();
-    add_each(round, &Round::send, to, in_a_row(info.rank, count, world));
-    add_each(round, &Round::recv, from, in_a_row(from, count, world));
+    add_range(round, &Round::send, to, {info.rank, count}, world);
+    add_range(round, &Round::recv, from, {from, count}, world);
   }
   return schedule;
 }

@@ -1,6 +1,7 @@
-// Chunks that need not lie side by side, as steps. Pure.
+// Chunks that need not lie side by side, as few steps. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -15,6 +16,13 @@ inline void add_each(Round& round, Round& (Round::*verb)(int, Chunks), int peer,
     for (end = begin + 1; end < list.size() && list[end] == list[end - 1] + 1;) ++end;
     (round.*verb)(peer, {list[begin], static_cast<int>(end - begin)});
   }
+}
+
+/// Adds the verb for a range of the circle of `world` chunks: one step, or two if the range passes the last chunk.
+inline void add_range(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks range, int world) {
+  const int before_end = std::min(range.count, world - range.first);
+  (round.*verb)(peer, {range.first, before_end});
+  if (before_end < range.count) (round.*verb)(peer, {0, range.count - before_end});
 }
 
 }  // namespace ringlet

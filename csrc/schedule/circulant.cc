@@ -13,22 +13,11 @@
 // last chunk becomes two steps, cut at the same place on both sides.
 // Rounds: ceil(log2 world) each. Bytes sent per rank: S (world-1)/world each. Sums: depth <= ceil(log2 world).
 // Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
-#include <algorithm>
-
 #include "schedule/algorithms.h"
+#include "schedule/chunk_list.h"
 #include "schedule/compose.h"
 
 namespace ringlet {
-namespace {
-
-/// Adds the verb for a range of the circle of `world` chunks: one step, or two if the range passes the last chunk.
-void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks range, int world) {
-  const int before_end = std::min(range.count, world - range.first);
-  (round.*verb)(peer, {range.first, before_end});
-  if (before_end < range.count) (round.*verb)(peer, {0, range.count - before_end});
-}
-
-}  // namespace
 
 Schedule circulant_reduce_scatter(const RankInfo& info) {
   Schedule schedule(info.world);
@@ -36,8 +25,8 @@ Schedule circulant_reduce_scatter(const RankInfo& info) {
     const int skip = (live + 1) / 2, count = live - skip;
     const int to = (info.rank + skip) % info.world, from = (info.rank - skip + info.world) % info.world;
     Round& round = schedule.round();
-    add(round, &Round::send, to, {to, count}, info.world);
-    add(round, &Round::reduce, from, {info.rank, count}, info.world);
+    add_range(round, &Round::send, to, {to, count}, info.world);
+    add_range(round, &Round::reduce, from, {info.rank, count}, info.world);
     live = skip;
   }
   return schedule;

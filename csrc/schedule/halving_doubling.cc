@@ -20,17 +20,6 @@
 namespace ringlet {
 namespace {
 
-/// The two halves of `left` at one exchange: the player with the distance's bit set keeps the upper one.
-struct Halves {
-  Halves(Chunks left, bool keep_upper) {
-    const int half = left.count / 2;
-    kept = {left.first + (keep_upper ? half : 0), half};
-    given = {left.first + (keep_upper ? 0 : half), half};
-  }
-  Chunks kept;
-  Chunks given;
-};
-
 Schedule exchanged(const RankInfo& info, bool near_first) {
   const Fold fold(info);
   Schedule schedule(fold.size);
@@ -39,9 +28,10 @@ Schedule exchanged(const RankInfo& info, bool near_first) {
   for (int near = 1, far = fold.size / 2; far > 0 && !fold.sits_out; near *= 2, far /= 2) {
     const int distance = near_first ? near : far;
     const int peer = fold.rank_of(fold.player ^ distance);
-    const Halves halves(left, (fold.player & distance) != 0);
-    schedule.round().send(peer, halves.given).reduce(peer, halves.kept);
-    left = halves.kept;
+    const int half = left.count / 2;
+    const int kept = (fold.player & distance) != 0 ? half : 0;  // the player with the distance's bit: the upper half
+    schedule.round().send(peer, {left.first + half - kept, half}).reduce(peer, {left.first + kept, half});
+    left = {left.first + kept, half};
   }
   return there_and_back(std::move(schedule));
 }

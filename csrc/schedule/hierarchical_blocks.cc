@@ -34,25 +34,6 @@ std::vector<std::vector<Chunks>> owned_on(const Locals& here) {
   return owned;
 }
 
-/// The owners of a rank's block on the other hosts, from the next host on.
-std::vector<int> owners_elsewhere(const Locals& here, int block) {
-  std::vector<int> owners;
-  const int hosts = here.topology.hosts();
-  for (int i = 1; i < hosts; ++i) owners.push_back(owner_on(here.topology, (here.host + i) % hosts, block));
-  return owners;
-}
-
-/// The ranks on other hosts whose blocks this rank owns on its own, from the next rank on.
-std::vector<int> served_elsewhere(const Locals& here, const RankInfo& info) {
-  std::vector<int> ranks;
-  for (int i = 1; i < info.world; ++i) {
-    const int block = (info.rank + i) % info.world;
-    const bool elsewhere = here.topology.host(block) != here.host;
-    if (elsewhere && owner_on(here.topology, here.host, block) == info.rank) ranks.push_back(block);
-  }
-  return ranks;
-}
-
 }  // namespace
 
 Schedule hierarchical_reduce_scatter(const RankInfo& info) {
@@ -69,9 +50,17 @@ Schedule hierarchical_reduce_scatter(const RankInfo& info) {
     }
   }
   if (!here.topology.one_host()) {
+    const Topology& topology = here.topology;
     Round& across = schedule.round();
-    for (const int peer : served_elsewhere(here, info)) across.send(peer, {peer, 1});
-    for (const int peer : owners_elsewhere(here, info.rank)) across.reduce(peer, {info.rank, 1});
+    for (int i = 1; i < info.world; ++i) {  // the ranks elsewhere whose blocks this rank owns here, from the next on
+      const int peer = (info.rank + i) % info.world;
+      if (topology.host(peer) != here.host && owner_on(topology, here.host, peer) == info.rank) {
+        across.send(peer, {peer, 1});
+      }
+    }
+    for (int i = 1; i < topology.hosts(); ++i) {  // the owners of this rank's block, from the next host on
+      across.reduce(owner_on(topology, (here.host + i) % topology.hosts(), info.rank), {info.rank, 1});
+    }
   }
   return schedule;
 }

@@ -18,41 +18,19 @@ namespace {
 
 constexpr Chunks kWhole{0, 1};
 
-struct KnomialNode {
-  KnomialNode(const RankInfo& info, int base)
-      : info(info), base(base), number((info.rank - info.root + info.world) % info.world) {
-    while (weight < info.world && number / weight % base == 0) weight *= base;
-  }
-
-  bool is_root() const { return number == 0; }
-  int parent() const { return rank_of(number - number / weight % base * weight); }
-  int rank_of(int node) const { return (info.root + node) % info.world; }
-
-  /// The children whose lowest digit has a weight below this node's.
-  std::vector<int> children(int at) const {
-    std::vector<int> ranks;
-    for (int digit = 1; digit < base && number + digit * at < info.world; ++digit) {
-      ranks.push_back(rank_of(number + digit * at));
-    }
-    return ranks;
-  }
-
-  RankInfo info;
-  int base;
-  int number;
-  int weight = 1;  // of the lowest digit that is not zero; the root's: past the world
-};
-
 Schedule reduce(const RankInfo& info, int base) {
-  const KnomialNode node(info, base);
+  const int node = (info.rank - info.root + info.world) % info.world;
+  const auto rank_of = [&](int other) { return (info.root + other) % info.world; };
   Schedule schedule(/*parts=*/1);
-  for (int at = 1; at < node.weight; at *= base) {
-    const std::vector<int> children = node.children(at);
-    if (children.empty()) break;
+  int weight = 1;  // of the node's lowest digit that is not zero; the root's: past the world
+  for (; weight < info.world && node / weight % base == 0; weight *= base) {
+    if (node + weight >= info.world) continue;
     Round& round = schedule.round();
-    for (const int child : children) round.reduce(child, kWhole);
+    for (int digit = 1; digit < base && node + digit * weight < info.world; ++digit) {
+      round.reduce(rank_of(node + digit * weight), kWhole);
+    }
   }
-  if (!node.is_root()) schedule.round().send(node.parent(), kWhole);
+  if (node != 0) schedule.round().send(rank_of(node - node / weight % base * weight), kWhole);
   return schedule;
 }
 

@@ -17,27 +17,26 @@
 namespace ringlet {
 namespace {
 
-constexpr Chunks kWhole{0, 1};
-
-/// Calls act(peer) for every rank but this one, from the next rank on.
-template <typename Act>
-void for_each_peer(const RankInfo& info, Act act) {
-  for (int i = 1; i < info.world; ++i) act((info.rank + i) % info.world);
+/// All into the root, which takes what comes from the next rank on: whole buffers, or one chunk of each rank.
+Schedule into_root(const RankInfo& info, int parts, Round& (Round::*take)(int, Chunks)) {
+  Schedule schedule(parts);
+  if (info.world == 1) return schedule;
+  const auto chunk_of = [parts](int rank) { return Chunks{parts == 1 ? 0 : rank, 1}; };
+  Round& round = schedule.round();
+  if (info.rank != info.root) {
+    round.send(info.root, chunk_of(info.rank));
+    return schedule;
+  }
+  for (int i = 1; i < info.world; ++i) {
+    const int peer = (info.rank + i) % info.world;
+    (round.*take)(peer, chunk_of(peer));
+  }
+  return schedule;
 }
 
 }  // namespace
 
-Schedule star_reduce(const RankInfo& info) {
-  Schedule schedule(/*parts=*/1);
-  if (info.world == 1) return schedule;
-  Round& round = schedule.round();
-  if (info.rank != info.root) {
-    round.send(info.root, kWhole);
-  } else {
-    for_each_peer(info, [&](int peer) { round.reduce(peer, kWhole); });
-  }
-  return schedule;
-}
+Schedule star_reduce(const RankInfo& info) { return into_root(info, 1, &Round::reduce); }
 
 Schedule star_broadcast(const RankInfo& info) { return backwards(star_reduce(info)); }
 
@@ -45,17 +44,7 @@ Schedule star_all_reduce(const RankInfo& info) {
   return there_and_back(star_reduce({info.rank, info.world, /*root=*/0}));
 }
 
-Schedule linear_gather(const RankInfo& info) {
-  Schedule schedule(info.world);
-  if (info.world == 1) return schedule;
-  Round& round = schedule.round();
-  if (info.rank != info.root) {
-    round.send(info.root, {info.rank, 1});
-  } else {
-    for_each_peer(info, [&](int peer) { round.recv(peer, {peer, 1}); });
-  }
-  return schedule;
-}
+Schedule linear_gather(const RankInfo& info) { return into_root(info, info.world, &Round::recv); }
 
 Schedule linear_scatter(const RankInfo& info) { return backwards(linear_gather(info)); }
 

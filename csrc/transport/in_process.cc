@@ -110,14 +110,11 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
     }
     hubs.changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
     lock.unlock();
-    try {
-      check_interrupts();
-    } catch (const Interrupted&) {
-      lock.lock();
-      if (hub->count < world) leave_hub(hubs, name, *hub, rank);
-      throw;
-    }
+    const std::exception_ptr interrupted = caught_interrupt();
     lock.lock();
+    if (!interrupted) continue;
+    if (hub->count < world) leave_hub(hubs, name, *hub, rank);
+    std::rethrow_exception(interrupted);
   }
   lock.unlock();
   return std::make_unique<Threads>(std::move(hub), rank, tensors);

@@ -327,11 +327,7 @@ void Mesh::close(const Deadline& deadline) {
   };
   std::exception_ptr interrupted;
   while (!interrupted && !deadline.passed() && !has_sent()) {
-    try {
-      check_interrupts();
-    } catch (const Interrupted&) {
-      interrupted = std::current_exception();
-    }
+    interrupted = caught_interrupt();
     sleep(ConnectionKind::collectives, {}, std::chrono::nanoseconds(kGlance).count());
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });

@@ -1,7 +1,6 @@
 #include "transport/socket.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,30 +11,26 @@
 #include <set>
 #include <utility>
 
+#include "base/process.h"
 #include "base/system_call.h"
 
 namespace ringlet {
 namespace {
 
 struct Registry {
+  /// Since before the fork no socket has been closed, so every number in the list is still that socket.
+  void in_child() {
+    const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (const int socket : sockets) {
+      repeated([&] { return ::dup3(nothing, socket, O_CLOEXEC); });
+    }
+    ::close(nothing);
+  }
+
   std::mutex mutex;
   std::set<int> sockets;  // guarded by mutex
 };
-
-// Made when the library is loaded, and never destroyed: a child may be forked at any time.
-Registry& registry = *[] {
-  // Between these two no socket is closed, so every number in the child's list is still that socket.
-  ::pthread_atfork([] { registry.mutex.lock(); }, [] { registry.mutex.unlock(); },
-                   [] {
-                     const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-                     for (const int socket : registry.sockets) {
-                       repeated([&] { return ::dup3(nothing, socket, O_CLOEXEC); });
-                     }
-                     ::close(nothing);
-                     registry.mutex.unlock();
-                   });
-  return new Registry;
-}();
+Registry& registry = kept_at_fork<Registry>();
 
 }  // namespace
 

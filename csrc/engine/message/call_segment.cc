@@ -159,9 +159,7 @@ void MessageSegment::advance() {
 }
 
 bool MessageSegment::ready(const Plan::Round& round) const {
-  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
-    if (!arrived_[m]) return false;
-  }
+  if (missing(round.received) >= 0) return false;
   for (const Combine& one : Plan::part(call_->plan.combines, round.combines)) {
     if (readers_[one.chunk] != 0) return false;
   }
@@ -228,29 +226,11 @@ void MessageSegment::deliver_input() {
   }
 }
 
-int MessageSegment::awaited() const {
-  if (round_ == rounds_) return -1;
-  const Plan::Round& round = call_->plan.rounds[round_];
-  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
-    if (!arrived_[m]) return call_->plan.received[m].peer;
+int MessageSegment::missing(Plan::Range messages, int peer) const {
+  for (int m = messages.first; m < messages.first + messages.count; ++m) {
+    if (!arrived_[m] && (peer < 0 || call_->plan.received[m].peer == peer)) return m;
   }
   return -1;
-}
-
-bool MessageSegment::needs(int peer) const {
-  if (round_ == rounds_) return false;
-  const Plan::Round& round = call_->plan.rounds[round_];
-  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
-    if (!arrived_[m] && call_->plan.received[m].peer == peer) return true;
-  }
-  return false;
-}
-
-bool MessageSegment::awaits(int peer) const {
-  for (size_t m = 0; m < arrived_.size(); ++m) {
-    if (!arrived_[m] && call_->plan.received[m].peer == peer) return true;
-  }
-  return false;
 }
 
 void MessageSegment::forget() noexcept {

@@ -63,10 +63,13 @@ class MessageSegment {
   void told();
 
   /// A peer that this segment waits for; negative: none.
-  int awaited() const;
+  int awaited() const {
+    const int message = missing(due());
+    return message < 0 ? -1 : call_->plan.received[message].peer;
+  }
   /// Whether a message of that peer is still to come: needs() in this round, awaits() in this or a later round.
-  bool needs(int peer) const;
-  bool awaits(int peer) const;
+  bool needs(int peer) const { return missing(due(), peer) >= 0; }
+  bool awaits(int peer) const { return missing({0, static_cast<int>(arrived_.size())}, peer) >= 0; }
   /// Returns its blocks to the scratch pool.
   void forget() noexcept;
 
@@ -80,6 +83,10 @@ class MessageSegment {
   void settle(int message);
   void add(std::vector<iovec>& pieces, std::byte* data, size_t bytes) const;
   void advance();
+  /// The messages that this round receives.
+  Plan::Range due() const { return round_ < rounds_ ? call_->plan.rounds[round_].received : Plan::Range{}; }
+  /// The first of these messages that has not arrived, from that peer or, if negative, any; -1: all have.
+  int missing(Plan::Range messages, int peer = -1) const;
   bool ready(const Plan::Round& round) const;
   void start_round();
   void combine(const Combine& one);

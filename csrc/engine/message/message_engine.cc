@@ -130,7 +130,11 @@ void MessageEngine::begin_published(const Call& call, const CallSignature& signa
   run->header.count = signature.count;
   run->header.call = calls_;
   run->header.sequence = call.sequence;
-  note(call, {&algorithm, "in messages", run->segments, whole, limit});
+  calls().chosen(algorithm, /*in_place=*/false, run->segments);
+  if (CallLog::wants_choice(call)) [[unlikely]] {
+    calls().tell(call, {&algorithm, "in messages", run->segments, whole, limit}, selector_,
+                 situation(call.collective, whole));
+  }
   run->waiting.timeout = call.timeout;
   run->waiting.awaits = [this](int peer) { return awaits(peer); };
   run->waiting.straggler = [this] { return health().straggler(awaited()); };
@@ -164,13 +168,6 @@ CallSignature MessageEngine::publish_signature(const Call& call) {
   history_ = history_after(history_, signature);
   calls().begin(signature, call.sequence);
   return signature;
-}
-
-void MessageEngine::note(const Call& call, const Choice& choice) {
-  calls().chosen(*choice.algorithm, /*in_place=*/false, choice.segments);
-  if (!CallLog::wants_choice(call)) [[likely]]
-    return;
-  calls().tell(call, choice, selector_, situation(call.collective, choice.bytes));
 }
 
 /// Looks once at all links, or only at those that the round of the first segment needs. Returns whether bytes moved.

@@ -87,7 +87,6 @@ class MessageEngine final : public Engine, private Health::Carrier {
   void begin_published(const Call& call, const CallSignature& signature);
   template <typename Act>
   void or_fail(const Act& act);
-  void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
   void work_through(bool background);

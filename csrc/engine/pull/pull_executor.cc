@@ -186,8 +186,10 @@ void PullExecutor::choose(bool readable) {
   const size_t whole = buffer_bytes(call, world_);
   staging_trials_.begin(whole, plan_->staging_buffers > 0 && hands_over_ && whole >= tuning_.timed_copy_bytes);
   health_.calls().chosen(algorithm, plan_->in_place, segments_);
-  if (CallLog::wants_choice(call)) [[unlikely]]
-    tell(algorithm, limit);
+  if (CallLog::wants_choice(call)) [[unlikely]] {
+    const Choice choice{&algorithm, plan_->in_place ? "in place" : "staged", segments_, whole, limit};
+    health_.calls().tell(call, choice, selector_, situation(call.collective, whole, plan_->in_place));
+  }
   take_stages();
 }
 
@@ -214,13 +216,6 @@ bool PullExecutor::readable_in_place(const Call& call) const {
   return call.blocks == nullptr && call.op != ReduceOp::premul_sum &&
          reachable(call.input, input_elements(call, rank_, world_)) &&
          reachable(call.output, output_elements(call, rank_, world_));
-}
-
-/// `limit`: bytes of a segment.
-void PullExecutor::tell(const Algorithm& algorithm, size_t limit) {
-  const size_t whole = buffer_bytes(*call_, world_);
-  const Choice choice{&algorithm, plan_->in_place ? "in place" : "staged", segments_, whole, limit};
-  health_.calls().tell(*call_, choice, selector_, situation(call_->collective, whole, plan_->in_place));
 }
 
 void PullExecutor::begin_epoch(Phase phase) {

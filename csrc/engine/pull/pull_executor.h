@@ -80,7 +80,6 @@ class PullExecutor {
   }
   const PullPlan& plan_for(const Algorithm& algorithm, int root, bool in_place);
   const Algorithm& chosen_for(const Call& call, bool in_place);
-  void tell(const Algorithm& algorithm, size_t limit);
   bool advance_all(const Call& call, bool first);
   void begin(const Call& call);
   bool proceed();
