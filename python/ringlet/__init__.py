@@ -7,7 +7,7 @@ from ringlet import extension
 
 extension.choose(__path__)  # before any module below imports ringlet._C
 
-from ringlet import agreement, schedule, settings
+from ringlet import agreement, schedule, settings  # noqa: F401  (agreement tells _C of itself)
 from ringlet import backend as _backend
 from ringlet._C import BackendOptions, Work, build_info
 from ringlet.backend import monitored_barrier
@@ -37,7 +37,6 @@ from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero
 
 _backend.register()
-agreement.register()
 
 
 def __dir__() -> list[str]:

@@ -37,11 +37,6 @@ class _Made:
     words: str
 
 
-def register() -> None:
-    """Makes the core call `agree` before first calls."""
-    _C.set_agreement(agree)
-
-
 def agree(group: Any, slot: int, root: int) -> None:
     """Checks that the algorithm can run on the group for that root. Collective; raises InvalidUsage on all ranks."""
     algorithm = at_slot(slot)
@@ -127,3 +122,6 @@ def broadcast_text(group: Any, text: str) -> str:
     words = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(int(length.item()), dtype=torch.uint8)
     _C.broadcast(group, words, words, "sum", "tree", 0, None, 1.0, False)
     return bytes(words.tolist()).decode(errors="replace")
+
+
+_C.set_agreement(agree)

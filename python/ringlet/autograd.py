@@ -57,13 +57,7 @@ class _Call:
             self.run(self.name, results[0], results[0], self.op, self.algorithm)
             return results
         results = [_like(output) for output in outputs]
-        self.run(
-            self.name,
-            results if self.outputs_are_list else _one(results),
-            inputs if self.inputs_are_list else _one(inputs),
-            self.op,
-            self.algorithm,
-        )
+        self.run(self.name, self.as_output(results), self.as_input(inputs), self.op, self.algorithm)
         return results
 
     def backward(self, shapes: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
@@ -76,12 +70,14 @@ class _Call:
                 return [self.scaled(received[0])]
             return [torch.zeros_like(grads[0]) if name == "reduce" else self.scaled(received[0]) + grads[0]]
         received = [_like(shape) for shape in shapes]
-        self.run(
-            name,
-            received if self.inputs_are_list else _one(received),
-            grads if self.outputs_are_list else _one(grads),
-        )
+        self.run(name, self.as_input(received), self.as_output(grads))
         return [self.scaled(grad) for grad in received]
+
+    def as_output(self, tensors: list[Tensor]) -> Tensors:
+        return tensors if self.outputs_are_list else tensors[0] if tensors else None
+
+    def as_input(self, tensors: list[Tensor]) -> Tensors:
+        return tensors if self.inputs_are_list else tensors[0] if tensors else None
 
     def scaled(self, grad: Tensor) -> Tensor:
         if self.name not in _REDUCING or self.op == "sum":
@@ -129,10 +125,6 @@ def _flat(tensors: Tensors) -> list[Tensor]:
     if isinstance(tensors, list):
         return tensors
     return [] if tensors is None else [tensors]
-
-
-def _one(tensors: list[Tensor]) -> Tensor | None:
-    return tensors[0] if tensors else None
 
 
 def _like(tensor: Tensor) -> Tensor:

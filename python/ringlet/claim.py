@@ -9,14 +9,12 @@ import secrets
 import socket
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from ringlet import errors
 from ringlet.errors import Error, InvalidUsage
 from ringlet.store import this_process
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _KIND = "\x1f"  # after the kind of an error
 

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 
 from ringlet import _C, environment, leaving, log
 from ringlet.claim import Claim
@@ -31,9 +32,6 @@ from ringlet.joining import (
     whole,
 )
 from ringlet.store import from_environment, serves
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 AnyGroup: TypeAlias = "Group | dist.ProcessGroup"
 

@@ -28,16 +28,14 @@ import json
 import secrets
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from ringlet.claim import Claim, claim_from, error_of, peek, refusal_of
 from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.interruptible import wait_for_key
 from ringlet.intruders import APART, LATE_S, too_late
 from ringlet.store import SECOND_RANK_0, asked
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
 _LOOK_EVERY_S = 0.1  # at whether another process has taken this rank

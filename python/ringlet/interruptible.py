@@ -6,12 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from torch.distributed import Store
 
 from ringlet.errors import ResourceError
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 T = TypeVar("T")
 # A wait lasts at most a sixteenth longer than it must, and a large world does not keep the store busy.

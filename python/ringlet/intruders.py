@@ -12,13 +12,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from ringlet.claim import Claim, claim_from, peek
 from ringlet.interruptible import start
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 LATE_S = 2.0  # after which a process whose rank another one has in an open group is refused
 APART = ": if two jobs use one MASTER_PORT, set another port for one of them"

@@ -8,7 +8,9 @@ import pathlib
 import time
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.distributed import Store
 
 from ringlet import _C, environment, log
 from ringlet.claim import Claim, peek
@@ -17,9 +19,6 @@ from ringlet.group_key import rendezvous_key
 from ringlet.schedule.registry import load_given
 from ringlet.store import asked
 from ringlet.untraced import keep_untraced_if_loaded
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")

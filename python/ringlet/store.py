@@ -10,15 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed import Store
 
 from ringlet import environment, interruptible
 from ringlet.errors import Error, InvalidUsage, PeerLost, ResourceError, Timeout
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _ATTEMPT_S, _PAUSE_S = 3.0, 0.1
 _OWNER = "ringlet/job"  # the key of the job whose rank 0 serves the store

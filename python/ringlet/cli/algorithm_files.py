@@ -15,7 +15,7 @@ from ringlet.cli import options
 from ringlet.cli.terminal import did_you_mean
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, algorithms, load
-from ringlet.schedule.registry import ENDINGS, VARIABLE, load_given
+from ringlet.schedule.registry import ENDINGS, VARIABLE, given_files, load_given
 
 BUILT_IN = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
 FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
@@ -29,7 +29,7 @@ def read(text: str) -> list[Algorithm]:
     found = [one for one in made if not name or one.name == name]
     if not found:
         raise InvalidUsage(f"{options.shown(text)} is none of {_listed(path, made)}")
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_paths(), str(Path(path).absolute())]))
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*given_files(), str(Path(path).absolute())]))
     return found
 
 
@@ -40,7 +40,7 @@ of_file = options.checked(read)
 def one(text: str) -> str | Algorithm:
     """A type for argparse: a name, or the only algorithm of a file, or its algorithm of a name."""
     if not is_file(text):
-        return options.one_of((*BUILT_IN, *(own.name for own in given())))(text)
+        return options.one_of((*BUILT_IN, *(own.name for own in load_given())))(text)
     found = of_file(text)
     if len(found) != 1:
         several = _listed(text.partition(":")[0], found)
@@ -60,17 +60,11 @@ def names(*, none: bool = False) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def given() -> list[Algorithm]:
-    """The algorithms of all files of RINGLET_ALGORITHMS."""
-    load_given()
-    return [made for path in _paths() for made in load(path)]
-
-
 def require(name: str, collective: str, option: str, *others: str) -> None:
     """Raises InvalidUsage, which begins with the option, unless the collective has this algorithm. others: more that it
     has."""
     known = ["auto", *(built_in for built_in, of, _ in algorithms() if of == collective), *others]
-    known += [own.name for own in given() if own.collective == collective]
+    known += [own.name for own in load_given() if own.collective == collective]
     if name not in known:
         near = did_you_mean(name, known)
         raise InvalidUsage(f"{option}: {options.shown(name)} is not one of {collective}'s: {', '.join(known)}{near}")
@@ -79,12 +73,8 @@ def require(name: str, collective: str, option: str, *others: str) -> None:
 def comment(used: Iterable[str]) -> str:
     """The line of a table that says what its programs need, if its rules name algorithms of files."""
     names = set(used)
-    needed = [path for path in _paths() if names.intersection(one.name for one in load(path))]
+    needed = [path for path in given_files() if names.intersection(one.name for one in load(path))]
     return f"# Programs that use this table need {VARIABLE}={os.pathsep.join(needed)}\n" if needed else ""
-
-
-def _paths() -> list[str]:
-    return [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
 
 
 def is_file(text: str) -> bool:

@@ -16,7 +16,7 @@ from ringlet.schedule import draw_trees
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
-from ringlet.schedule.registry import name_of
+from ringlet.schedule.registry import load_given, name_of
 
 
 def add_to(commands: Any) -> None:
@@ -46,7 +46,7 @@ def explore_command(args: argparse.Namespace) -> int:
             f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
         )
     names = [name for found in args.algorithms for name in found]
-    sources = known_sources(algorithm_files.given())
+    sources = known_sources(load_given())
     trees, ranks = _revealed(args.revealed) if args.revealed else ("", 0)
     start = _start(names, args.collective, sources)
     if ranks in args.worlds:

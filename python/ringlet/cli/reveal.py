@@ -13,8 +13,8 @@ from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
 from ringlet.cli import algorithm_files, options, outputs
 from ringlet.schedule import draw_trees
-from ringlet.summation import Revealed, reveal_call
 from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
+from ringlet.summation.report import Revealed, reveal_call
 
 TARGETS = ("gloo", "nccl")
 _OWN = "ringlet:"

@@ -17,7 +17,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms
 from ringlet.schedule.cost import Predictor, Times, uplink_load
 from ringlet.schedule.hosts import Hosts, described
-from ringlet.schedule.registry import name_of, registered
+from ringlet.schedule.registry import load_given, name_of, registered
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python
@@ -118,7 +118,7 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     wanted = list(dict.fromkeys(one for words in args.algorithms for one in words))
     own = [one.collective for one in wanted if isinstance(one, Algorithm)]
     collective = args.collective or (own[0] if own else "all_reduce")
-    given = [one for one in algorithm_files.given() if one.collective == collective]
+    given = [one for one in load_given() if one.collective == collective]
     known = [name for name, of, _ in algorithms() if of == collective]
     for one in wanted or [*known, *given]:
         name = name_of(one)

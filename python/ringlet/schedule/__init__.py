@@ -10,9 +10,9 @@ The same data is proved (`prove`), costed (`cost`), drawn (`draw`) and run (the 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
-from collections.abc import Sequence
 
 from ringlet.schedule import cost, draw, files, msccl, prove
 from ringlet.schedule.data import Round, Schedule, ScheduleError, Step, copy, recv, reduce, send
@@ -49,16 +49,8 @@ for _name, _method in {
 class _CallableModule(types.ModuleType):
     """`ringlet.schedule` is a package and `ringlet.schedule("ring", world=4)` a call (docs/decisions/0002)."""
 
-    def __call__(
-        self,
-        algorithm: str | Algorithm,
-        collective: str = "all_reduce",
-        *,
-        world: int | None = None,
-        root: int = 0,
-        hosts: Sequence[int] | None = None,
-    ) -> Schedule:
-        return schedule(algorithm, collective, world=world, root=root, hosts=hosts)
+    __call__ = staticmethod(schedule)
+    __signature__ = inspect.signature(schedule)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -85,17 +85,13 @@ def segmented(whole: Schedule, segments: int) -> Schedule:
         raise ValueError(f"{whole.name}: can be cut into 1 to {MOST_PARTS // whole.parts} segments, got {segments}")
     if whole.collective not in DIVIDED:
         raise ValueError(f"{whole.collective} has blocks; only {', '.join(DIVIDED)} can be cut into segments")
-    moments = _moments(whole)
+    moments, everyone = _moments(whole), range(whole.world)
     ranks = []
     for rank, rounds in enumerate(whole.ranks):
         by_moment: dict[int, list[Step]] = defaultdict(list)
         for index, round_ in enumerate(rounds):
             for segment in range(segments):
-                shift = segment * whole.parts
-                by_moment[moments[rank][index] + segment] += [
-                    Step(step.verb, step.peer + (shift if step.verb == "copy" else 0), step.first + shift, step.count)
-                    for step in round_.steps
-                ]
+                by_moment[moments[rank][index] + segment] += _moved(round_, everyone, segment * whole.parts, 1)
         ranks.append(tuple(Round(tuple(by_moment[moment])) for moment in sorted(by_moment)))
     name = f"{whole.algorithm}.{segments}"
     return Schedule.of_rounds(whole.collective, whole.parts * segments, ranks, whole.root, name, whole.hosts)
@@ -103,18 +99,13 @@ def segmented(whole: Schedule, segments: int) -> Schedule:
 
 def _embedded(rounds: Sequence[Round], ranks: Sequence[int], first: int, width: int) -> Iterator[Round]:
     """A smaller world's rounds among `ranks`, each of its chunks `width` chunks from `first` on."""
-    for round_ in rounds:
-        yield Round(
-            tuple(
-                Step(
-                    step.verb,
-                    first + step.peer * width if step.verb == "copy" else ranks[step.peer],
-                    first + step.first * width,
-                    step.count * width,
-                )
-                for step in round_.steps
-            )
-        )
+    return (Round(tuple(_moved(round_, ranks, first, width))) for round_ in rounds)
+
+
+def _moved(round_: Round, ranks: Sequence[int], first: int, width: int) -> Iterator[Step]:
+    for step in round_.steps:
+        peer = first + step.peer * width if step.verb == "copy" else ranks[step.peer]
+        yield Step(step.verb, peer, first + step.first * width, step.count * width)
 
 
 def _moments(whole: Schedule) -> list[dict[int, int]]:

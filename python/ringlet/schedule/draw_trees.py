@@ -46,7 +46,7 @@ def _panel(one: Revealed, left: float) -> tuple[list[str], float, str]:
         picture, width, height = _tree(text, palette[number])
         if x > left and x + width > left + WIDTH:
             x, y, row = left, y + row, 0.0
-        named = f"{_letter(number)}  {text}"
+        named = f"{letter(number)}  {text}"
         lines.append(f'<g transform="translate({x:g} {y:g})">')
         lines += [label(0, 12, named, 12, f'fill="{palette[number]}" font-weight="600"'), *picture, "</g>"]
         x, row = x + max(width, 7.0 * len(named)) + 20, max(row, height + 20)
@@ -66,7 +66,7 @@ def _bar(elements: int, runs: Sequence[tuple[int, int]], left: float, palette: S
         )
         if width > 14:
             style = f'font-weight="600" text-anchor="middle" fill="{_ON_COLOUR}"'
-            lines.append(label(x + width / 2, BAR_TOP + 13, _letter(tree), 11, style))
+            lines.append(label(x + width / 2, BAR_TOP + 13, letter(tree), 11, style))
     lines.append(label(left, BAR_TOP - 5, "element 0", 10))
     lines.append(label(left + WIDTH, BAR_TOP - 5, f"{elements - 1:,}", 10, 'text-anchor="end"'))
     return lines
@@ -126,5 +126,5 @@ def _node(trees: Trees, tree: int, position: tuple[float, float], colour: str) -
 _ON_COLOUR = "#ffffff"
 
 
-def _letter(number: int) -> str:
+def letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else str(number + 1)

@@ -79,7 +79,7 @@ def _check_all_met(source: int, target: int, sent: list[tuple[int, Step]], recei
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A rank's change at the end of a round: new values of chunks."""
+    """A rank's new values of chunks: its inputs at moment 0, then what changes at the end of a round."""
 
     moment: int
     rank: int
@@ -132,6 +132,7 @@ class _Run:
             own = self.out.trees.leaf(rank)
             held = range(first, first + (count or self.barrier))
             self.out.values.append([(chunk, own) if chunk in held else None for chunk in range(schedule.parts)])
+            self.out.changes.append(Change(0, rank, {chunk: (chunk, own) for chunk in held}))
 
     def run(self) -> Execution:
         while self.to_post:

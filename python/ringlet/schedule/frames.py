@@ -52,16 +52,13 @@ def frames_of(schedule: Schedule) -> Frames:
     """Runs a schedule symbolically and keeps every frame; ScheduleError if it cannot run."""
     execution = execute(schedule)
     barrier = schedule.collective == "barrier"
-    now: list[list[Content | None]] = []
-    for rank, (first, count) in enumerate(schedule.inputs):
-        held = range(first, first + (count or barrier))
-        now.append([(c, 1 << rank) if c in held else None for c in range(schedule.parts)])
-    frames = [_frozen(now)]
+    now: list[list[Content | None]] = [[None] * schedule.parts for _ in schedule.ranks]
+    frames: list[Frame] = []
     for _, changes in itertools.groupby(sorted(execution.changes, key=_MOMENT), key=_MOMENT):
         for change in changes:
             for chunk, (origin, tree) in change.values.items():
                 now[change.rank][chunk] = (origin, execution.trees.ranks[tree])
-        frames.append(_frozen(now))
+        frames.append(tuple(map(tuple, now)))
     transfers = []
     for message in execution.messages:
         begins, ends = execution.moments[message], execution.ends[message.target][message.target_round]
@@ -97,7 +94,3 @@ def _spent(schedule: Schedule, transfers: list[Transfer], frames: int) -> frozen
                 if not needed:
                     spent.add((moment, rank, box))
     return frozenset(spent)
-
-
-def _frozen(now: list[list[Content | None]]) -> Frame:
-    return tuple(tuple(boxes) for boxes in now)

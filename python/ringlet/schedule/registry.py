@@ -358,13 +358,20 @@ def load(path: str | Path) -> list[Algorithm]:
         return list(made)
 
 
-def load_given() -> None:
-    """Registers the algorithms of the files that RINGLET_ALGORITHMS names. A new group does this first."""
-    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+def given_files() -> list[str]:
+    """The files that RINGLET_ALGORITHMS names."""
+    return [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+
+
+def load_given() -> list[Algorithm]:
+    """Registers the algorithms of `given_files`, and returns them. A new group does this first."""
+    made = []
+    for path in given_files():
         try:
-            load(name)
+            made += load(path)
         except InvalidUsage as error:
             raise InvalidUsage(f"{VARIABLE}: {error}") from error
+    return made
 
 
 def _read(path: Path, text: bytes) -> list[Algorithm]:

@@ -61,7 +61,7 @@ def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candida
 
 def has_use(one: Algorithm, collective: str, hosts: Sequence[int], own: Sequence[Algorithm]) -> bool:
     """Whether `schedules_of` makes a schedule of this one of a user's own algorithms, by itself or in a composition."""
-    if _covers(one, collective, hosts):
+    if _alone(one, collective, hosts):
         return True
     made = _composed(collective, hosts, own)
     return any(one.name in (composition.inside, composition.across) for composition, _ in made)
@@ -78,22 +78,17 @@ def schedules_of(
         if of == collective:
             yield schedule(name, of, hosts=hosts), True
     for one in own:
-        if _covers(one, collective, hosts):
-            made = one.schedule(len(hosts), hosts=hosts)
+        if made := _alone(one, collective, hosts):
             made.prove()
             yield made, True
-    for _, made in _composed(collective, hosts, own):
-        yield made, False
+    for _, composed_ in _composed(collective, hosts, own):
+        yield composed_, False
 
 
-def _covers(one: Algorithm, collective: str, hosts: Sequence[int]) -> bool:
-    if one.collective != collective:
-        return False
-    try:
-        one.schedule(len(hosts), hosts=hosts)
-    except NotImplementedError:
-        return False
-    return True
+def _alone(one: Algorithm, collective: str, hosts: Sequence[int]) -> Schedule | None:
+    with contextlib.suppress(NotImplementedError):  # it does not cover this world
+        return one.schedule(len(hosts), hosts=hosts) if one.collective == collective else None
+    return None
 
 
 def _composed(

@@ -21,20 +21,7 @@ from ringlet.bench.ranks.torch_ranks import Function
 from ringlet.collectives import AnyGroup
 from ringlet.errors import InvalidUsage
 from ringlet.group import group_from, has_default
-from ringlet.summation.probe import Layout, Order, Seen
-from ringlet.summation.report import Change, Revealed, reveal_call
-
-__all__ = [
-    "Change",
-    "Layout",
-    "Order",
-    "Revealed",
-    "Seen",
-    "assert_one_order",
-    "assert_same_order",
-    "reveal",
-    "reveal_call",
-]
+from ringlet.summation.report import Revealed, reveal_call
 
 SIZES = (1, 5, 1000, 99_999)
 

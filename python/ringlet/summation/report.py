@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringlet.bench.ranks.case import ITEM_BYTES, Case
 from ringlet.errors import InvalidUsage
+from ringlet.schedule.draw_trees import letter
 from ringlet.summation.probe import Ask, Layout, Order, Probe, Seen
 
 MOST_CHANGES = 16  # sizes at which the order changes that are looked for
@@ -85,8 +85,7 @@ class Revealed:
     def names(self, orders: Iterable[Order]) -> str:
         """ "A B" """
         every = self.orders
-        numbers = sorted({every.index(order) for order in orders})
-        letters = [string.ascii_uppercase[k] if k < 26 else str(k + 1) for k in numbers]
+        letters = list(map(letter, sorted({every.index(order) for order in orders})))
         return " ".join(letters[:8]) + (f" and {len(letters) - 8} more" if len(letters) > 8 else "")
 
     def plain(self) -> dict[str, Any]:

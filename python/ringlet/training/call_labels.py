@@ -6,15 +6,14 @@ import itertools
 
 import torch
 
-from ringlet._C import make_call_labels, set_call_label
-from ringlet.training.optimizer_steps import call_after_steps
-
-__all__ = ["BucketLabels", "make_call_labels", "set_call_label"]
+from ringlet._C import make_call_labels as make_call_labels
+from ringlet._C import set_call_label as set_call_label
+from ringlet.training.optimizer_steps import StepWatcher, watch_steps
 
 _STEPS = 16  # the label of a call tells steps modulo this
 
 
-class BucketLabels:
+class BucketLabels(StepWatcher):
     """The labels of a reducer's buckets. They tell how often the optimizer has stepped: a rank that has left out a
     backward steps like the others, and its next backward must not be averaged with an earlier one of theirs."""
 
@@ -24,7 +23,7 @@ class BucketLabels:
         self._labels: list[list[int]] = []  # by the steps, and by the bucket
         self._steps = 0
         self._row = 0
-        call_after_steps(self)
+        watch_steps(self)
 
     def begin(self, joining: bool = False) -> None:
         """A backward begins. `joining`: ranks without inputs take part, which do not step."""

@@ -16,21 +16,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ringlet._C import GradientArrivals, hook_fallback, storage_owners
+from ringlet._C import GradientArrivals as GradientArrivals
+from ringlet._C import hook_fallback
+from ringlet._C import storage_owners as storage_owners
 from ringlet.errors import InvalidUsage
 from ringlet.untraced import keep_untraced
-
-__all__ = [
-    "ForwardHook",
-    "GradientArrivals",
-    "HooksLast",
-    "beside_modes",
-    "has_own_memory",
-    "on_gradient",
-    "own_memory",
-    "owner_of",
-    "storage_owners",
-]
 
 
 def on_gradient(

@@ -58,7 +58,7 @@ class ModuleWatch:
         active = DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
         if active is None or active is self._alone:
             return
-        wrong = shared_with_ddp(self._trained, self._who)
+        wrong = shared_with_ddp(active, self._trained, self._who)
         if wrong is not None:
             self.refuse(wrong)
         self._alone = active

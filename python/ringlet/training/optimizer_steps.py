@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -17,34 +17,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class BeforeSteps(Protocol):
+class StepWatcher:
+    """What is called, from `watch_steps` on."""
+
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
         """Returns other arguments for the step, or None."""
 
-
-class AfterSteps(Protocol):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
-_before: weakref.WeakSet[BeforeSteps] = weakref.WeakSet()
-_after: weakref.WeakSet[AfterSteps] = weakref.WeakSet()
+_watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
-def call_before_steps(watcher: BeforeSteps) -> None:
+def watch_steps(watcher: StepWatcher) -> None:
     _set_hooks()
-    _before.add(watcher)
+    _watchers.add(watcher)
 
 
-def call_after_steps(watcher: AfterSteps) -> None:
-    _set_hooks()
-    _after.add(watcher)
-
-
-def call_no_more(watcher: Any) -> None:
-    _before.discard(watcher)
-    _after.discard(watcher)
+def watch_no_more(watcher: StepWatcher) -> None:
+    _watchers.discard(watcher)
 
 
 @functools.cache
@@ -55,7 +48,7 @@ def _set_hooks() -> None:
 
 def _call_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     changed = None
-    for watcher in list(_before):
+    for watcher in list(_watchers):
         given = watcher.before_step(optimizer, args, kwargs)
         if given is not None:
             args, kwargs = changed = given
@@ -63,5 +56,5 @@ def _call_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 
 
 def _call_after(optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    for watcher in list(_after):
+    for watcher in list(_watchers):
         watcher.after_step(optimizer)

@@ -88,12 +88,9 @@ def wrapped(module: nn.Module, trained: Container[int], who: str, *others: type[
     return None
 
 
-def shared_with_ddp(parameters: Named, who: str) -> str | None:
-    """Inside the forward of a DistributedDataParallel: the error text if DDP averages some of the parameters. A module
-    inside DDP cannot detect it earlier."""
-    wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
-    if wrapper is None:
-        return None
+def shared_with_ddp(wrapper: DistributedDataParallel, parameters: Named, who: str) -> str | None:
+    """The error text if the DDP, in whose forward this is called, averages some of the parameters. A module inside DDP
+    cannot detect it earlier."""
     left_out = getattr(wrapper, "parameters_to_ignore", ())
     theirs = {p for name, p in wrapper.module.named_parameters() if name not in left_out}
     for name, parameter in parameters:
@@ -141,15 +138,6 @@ def refuse_stopped(rank: int, sent: int, of: int, units: str) -> NoReturn:
 # --- of a reducer alone
 
 
-def refuse_optimizer(make_optimizer: Any) -> None:
-    if make_optimizer is not None and not callable(make_optimizer):
-        kind = type(make_optimizer).__name__
-        raise InvalidUsage(
-            f"GradientReducer: optimizer_in_backward is a {kind}, not callable: pass a function from a list of "
-            "parameters to an optimizer"
-        )
-
-
 def refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]]) -> None:
     refuse_module(module, named, "GradientReducer")
     for name, tensor in (*replicas.parameters_of(module), *replicas.buffers_of(module)):
@@ -171,7 +159,7 @@ def _not_writable(tensor: torch.Tensor) -> str | None:
 
 def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank: int, static_graph: bool) -> NoReturn:
     """Of `of` parameters, `wrong` got no gradient; with `static_graph`, another number of them than at first."""
-    shown = _shown([name for name, _ in wrong])
+    shown = listed([name for name, _ in wrong])
     if static_graph:
         raise InvalidUsage(
             f"rank {rank}: static_graph=True, but {len(wrong)} of {of} parameters got their gradients more or less "
@@ -181,7 +169,7 @@ def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank:
     if frozen:
         raise InvalidUsage(
             f"rank {rank}: {len(frozen)} of {of} parameters were frozen after the reducer was made, and got no "
-            f"gradient in this backward: {_shown(frozen)}. The averages lack this rank's part of them. Make a "
+            f"gradient in this backward: {listed(frozen)}. The averages lack this rank's part of them. Make a "
             "new GradientReducer after freezing (remove() the old one), or pass find_unused_parameters=True"
         )
     raise InvalidUsage(
@@ -194,10 +182,10 @@ def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank:
 def refuse_earlier_values(names: list[str]) -> NoReturn:
     raise InvalidUsage(
         f"GradientReducer: with reproducible=True the gradients of a window are no sum with those before it, and .grad "
-        f"of {_shown(names)} held values when the window closed: call zero_grad() between windows. (.grad has this "
+        f"of {listed(names)} held values when the window closed: call zero_grad() between windows. (.grad has this "
         "window's averages now.)"
     )
 
 
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def listed(words: Sequence[str], most: int = SHOWN) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

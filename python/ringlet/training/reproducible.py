@@ -157,13 +157,10 @@ class Checks:
             for name, child in module.named_modules()
             if isinstance(child, nn.SyncBatchNorm) or (isinstance(child, _NormBase) and child.track_running_stats)
         ]
-        if any(p.device.type == "cuda" for p in module.parameters()):
-            self._refuse_kernels()
-
-    def _refuse_kernels(self) -> None:
-        if not torch.are_deterministic_algorithms_enabled():
+        on_gpu = any(p.device.type == "cuda" for p in module.parameters())
+        if on_gpu and not torch.are_deterministic_algorithms_enabled():
             raise InvalidUsage(
-                f"{self._who}: reproducible=True on a GPU needs deterministic kernels: call "
+                f"{who}: reproducible=True on a GPU needs deterministic kernels: call "
                 "torch.use_deterministic_algorithms(True) before"
             )
 
@@ -192,9 +189,8 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
             f"{backend.name()}'s is not: init_process_group('ringlet'), or train with Zero, which adds itself"
         )
     world = dist.get_world_size(group)
-    hosts = _hosts(group, device)
     try:
-        schedule = registry.schedule(name, "all_reduce", world=world, hosts=hosts)
+        schedule = registry.schedule(name, "all_reduce", world=world, hosts=backend.hosts)
     except ValueError as error:
         raise InvalidUsage(
             f'GradientReducer: reproducible=True needs the schedule of algorithm="{name}", which has none: {error}'
@@ -211,8 +207,3 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
                     f"on these {world} ranks: number the ranks host after host{hint}"
                 )
     return name
-
-
-def _hosts(group: dist.ProcessGroup, device: torch.device) -> list[int] | None:
-    hosts = list(backend_of(group, device).hosts)
-    return hosts if len(set(hosts)) > 1 else None

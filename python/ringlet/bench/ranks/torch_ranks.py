@@ -83,13 +83,8 @@ class TorchDistributed(_Torch):
     def __init__(self, backend: str, rank: int, world: int, store: str, device: str) -> None:
         super().__init__(rank, world, device)
         if backend == "ringlet":
-            import ringlet
-
-            self.version = f"ringlet {ringlet.__version__}, {self.version}"
-        timeout = timedelta(seconds=_TIMEOUT_S)
-        dist.init_process_group(
-            backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
-        )
+            self.version = f"ringlet {_ringlet().__version__}, {self.version}"
+        _join(backend, rank, world, store)
         self._backend = backend
         if backend == "ringlet" and device == "cpu":
             group = dist.group.WORLD
@@ -139,38 +134,35 @@ class Ringlet(_Torch):
 
     def __init__(self, rank: int, world: int, store: dist.Store | None, transport: str, device: str) -> None:
         super().__init__(rank, world, device)
-        import ringlet
-
-        self._ringlet = ringlet
         chosen: dict[str, Any] = {"transport": transport} if transport else {}
-        ringlet.init(rank=rank, world=world, store=store, **chosen)
+        group = _ringlet().init(rank=rank, world=world, store=store, **chosen)
+        self.version = f"ringlet {_ringlet().__version__}"
         if device == "cpu":
-            self.transport = ringlet.current().transport
-            self.version = f"ringlet {ringlet.__version__}"
+            self.transport = group.transport
         else:
-            self.version = f"ringlet {ringlet.__version__} through {ringlet.current().gpu_transport(self.device)}"
+            self.version += f" through {group.gpu_transport(self.device)}"
 
     def refusal(self, case: Case) -> str | None:
         return "lists of tensors are for torch.distributed" if case.collective in LISTS else super().refusal(case)
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
         if case.collective == "barrier":
-            return self._ringlet.barrier
+            return _ringlet().barrier
         if case.collective == "send_recv":
-            return functools.partial(_there_and_back, self._ringlet, self.rank, source, output)
+            return functools.partial(_there_and_back, _ringlet(), self.rank, source, output)
         # `auto` is the default: not passing it measures what a user types.
         named: dict[str, Any] = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
         named |= {"op": case.op} if case.collective in REDUCING else {}
         named |= {"root": ROOT} if case.collective in ROOTED else {}
         named |= {"output": output} if case.collective == "all_reduce" and output is not None else {}
         buffers = (source,) if case.collective in IN_PLACE else (output, source)
-        return functools.partial(getattr(self._ringlet, case.collective), *buffers, **named)
+        return functools.partial(getattr(_ringlet(), case.collective), *buffers, **named)
 
     def barrier(self) -> None:
-        self._ringlet.barrier()
+        _ringlet().barrier()
 
     def close(self) -> None:
-        self._ringlet.finalize()
+        _ringlet().finalize()
 
 
 class Function(_Torch):
@@ -183,10 +175,7 @@ class Function(_Torch):
         super().__init__(rank, world, device)
         self._function: Callable[..., Any]
         if isinstance(function, str):
-            limit = timedelta(seconds=_TIMEOUT_S)
-            dist.init_process_group(
-                "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit
-            )
+            _join("gloo", rank, world, store)
             _ringlet().init(rank=rank, world=world, store=dist.FileStore(store + "-ringlet", world))
             module, _, name = function.partition(":")
             try:
@@ -216,10 +205,16 @@ class Function(_Torch):
 
 
 def _ringlet() -> Any:
-    """Not imported in gloo's processes."""
+    """Imported late: ringlet itself imports this module."""
     import ringlet
 
     return ringlet
+
+
+def _join(backend: str, rank: int, world: int, store: str) -> None:
+    """Makes torch.distributed's default group."""
+    limit = timedelta(seconds=_TIMEOUT_S)
+    dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit)
 
 
 def _there_and_back(library: Any, rank: int, source: torch.Tensor, output: torch.Tensor) -> None:

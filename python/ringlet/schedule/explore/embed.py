@@ -112,12 +112,6 @@ def scene(made: Schedule) -> dict[str, Any]:
     execution, frames = execute(made), frames_of(made)
     trees = execution.trees
     values = [(c.moment, c.rank, box, *value) for c in execution.changes for box, value in c.values.items()]
-    values += [
-        (0, rank, box, held[0], trees.leaf(rank))
-        for rank, boxes in enumerate(frames.frames[0])
-        for box, held in enumerate(boxes)
-        if held
-    ]
     messages = [
         (m.received.verb == "reduce", m.source, m.target, m.sent.first, m.received.first, m.sent.count,
          execution.moments[m], execution.ends[m.target][m.target_round])

@@ -12,6 +12,7 @@ from ringlet import log
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
 from ringlet.training.call_labels import BucketLabels, set_call_label
+from ringlet.training.refusals import listed
 
 from .buckets import Bucket
 from .comm_hooks import GradBucket, Hook, HookWork
@@ -19,7 +20,6 @@ from .flat_gradients import FlatBucket
 
 # More ranks wait for each other longer at each message: 4 on 2 processors gained nothing.
 MOST_RANKS_IN_PLACE = 2
-_MOST_SIZES = 8  # of buckets, in a line of the log
 
 
 class Channel:
@@ -127,10 +127,8 @@ class Channel:
     def tell_layout(self, plan: Sequence[Bucket], how: str) -> None:
         """Tells the log of the buckets."""
         sizes = [f"{bucket.nbytes / 2**20:.2f}" for bucket in plan]
-        left = len(sizes) - _MOST_SIZES
-        listed = ", ".join(sizes[:_MOST_SIZES]) + (f" and {left} more" if left > 0 else "")
         parameters = sum(len(bucket.slots) for bucket in plan)
-        self.tell(f"{parameters} parameters in buckets {how}: {listed} MiB")
+        self.tell(f"{parameters} parameters in buckets {how}: {listed(sizes, 8)} MiB")
 
     def tell(self, text: str) -> None:
         place = dist.get_rank(self.group), dist.get_world_size(self.group)

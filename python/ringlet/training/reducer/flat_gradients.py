@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat import allocate, part_of
+from ringlet.training.flat import allocate, part_of, same_place
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -107,13 +107,7 @@ class Gradient:
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
-        return (
-            self.bucket.has_buffer
-            and tensor.layout is torch.strided
-            and tensor.is_set_to(self.view)
-            and tensor.dtype is self.dtype
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
+        return self.bucket.has_buffer and same_place(tensor, self.view)
 
     def hand_over(self) -> None:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
@@ -149,7 +143,7 @@ class FlatGradients:
         group: dist.ProcessGroup,
     ) -> None:
         self._group, self._caps = group, caps
-        self._parameters = [p for _, p in parameters]
+        self._parameters = parameters
         # a gradient has its parameter's strides if these are dense
         self._kinds = [
             (p.shape, p.dtype, torch.empty_like(p, device="meta").stride(), p.stride()) for _, p in parameters
@@ -174,12 +168,12 @@ class FlatGradients:
         placed: dict[int, Gradient] = {}
         self.buckets = []
         for number, planned in enumerate(plan):
-            first = self._parameters[planned.slots[0].index]
+            _, first = self._parameters[planned.slots[0].index]
             make = functools.partial(allocate, planned.count, first.dtype, first.device, self._group)
-            bucket = FlatBucket(number, make, planned.count * first.element_size(), first.device)
+            bucket = FlatBucket(number, make, planned.nbytes, first.device)
             self.buckets.append(bucket)
             for slot in planned.slots:
-                parameter, name = self._parameters[slot.index], self.entries[slot.index].name
+                name, parameter = self._parameters[slot.index]
                 gradient = Gradient(slot.index, name, parameter, slot.offset, *self._kinds[slot.index], bucket)
                 if self.gradients and parameter.grad is not None and self.gradients[slot.index].is_at(parameter.grad):
                     gradient.view.copy_(parameter.grad)

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.agree import Numbers
-from ringlet.training.optimizer_steps import Arguments, call_before_steps, call_no_more
+from ringlet.training.optimizer_steps import Arguments, StepWatcher, watch_no_more, watch_steps
 from ringlet.training.reproducible import TreeSums, is_power_of_two, numbers_of, refuse_k
 from ringlet.training.window import Window
 
 
-class GradientMerge(Window):
+class GradientMerge(Window, StepWatcher):
     """The result of `GradientReducer.accumulate(k)`: counts windows of `k` micro-batches, one backward each.
 
         merge = reducer.accumulate(4)
@@ -55,7 +55,7 @@ class GradientMerge(Window):
         self._parameters = parameters
         self._ids = {id(parameter) for parameter in parameters}
         self._counts: Numbers | None = None
-        call_before_steps(self)
+        watch_steps(self)
 
     def __repr__(self) -> str:
         state = "complete" if self._complete else f"{self.seen} of {self.k} micro-batches seen"
@@ -194,7 +194,7 @@ class GradientMerge(Window):
 
     def remove(self) -> None:
         self._removed = True
-        call_no_more(self)
+        watch_no_more(self)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -18,7 +18,7 @@ MEASURED = "measured"
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Options:
     """The arguments of GradientReducer that all ranks must agree on, under its names."""
 
@@ -40,9 +40,6 @@ class Options:
     def chosen(self) -> dict[str, Any]:
         """The options that differ from the default."""
         return {name: value for name, value in vars(self).items() if value != getattr(Options, name)}
-
-    def __repr__(self) -> str:
-        return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen.items())})"
 
     @property
     def measured(self) -> bool:

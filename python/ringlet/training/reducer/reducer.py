@@ -23,7 +23,7 @@ from ringlet.group import AnyGroup
 from ringlet.training import refusals, replicas
 from ringlet.training.agree import check_agreement, number_in, one_rank, refusing_together
 from ringlet.training.call_labels import BucketLabels
-from ringlet.training.optimizer_steps import call_no_more
+from ringlet.training.optimizer_steps import watch_no_more
 from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
 
 from .channel import Channel
@@ -133,7 +133,6 @@ class GradientReducer(Reduction):
             if reproducible:
                 refuse_world(dist.get_world_size(owner), "GradientReducer")
                 channel.algorithm = algorithm_of(algorithm, owner, device)
-            refusals.refuse_optimizer(optimizer_in_backward)
             optimizers = InBackward(named, optimizer_in_backward)
             if optimizers and delay:
                 raise InvalidUsage(
@@ -266,7 +265,7 @@ class GradientReducer(Reduction):
             self._merge.remove()
         self._detach()
         self._in_backward.give_back()
-        call_no_more(self._channel.labels)
+        watch_no_more(self._channel.labels)
 
     def stats(self) -> dict[str, Any]:
         """The reducer's counts and times, as plain numbers and names.

@@ -152,8 +152,8 @@ class Reduction(Trainer[ReducerBackward], Joinable):
     def _record_of(self, end: Callable[[], None] | None, reducing: bool, arrived: int | None) -> ReducerBackward:
         """`arrived`: the parameter whose gradient has come before the backward was seen to begin."""
         self._channel.labels.begin(self._join_config.enable)
-        in_place, flat, tree = self._in_place(), self._flat, self._tree
-        states = [BucketState(b, in_place[b.device], BucketTimes(b.nbytes, b.indices)) for b in flat.buckets]
+        flat, tree = self._flat, self._tree
+        states = [BucketState(b, self._in_place(b.device), BucketTimes(b.nbytes, b.indices)) for b in flat.buckets]
         waiting = [len(bucket.members) for bucket in flat.buckets]
         if self._expected is not None:
             waiting = [sum(self._expected[i] > 0 for i in bucket.indices) for bucket in flat.buckets]
@@ -172,10 +172,9 @@ class Reduction(Trainer[ReducerBackward], Joinable):
             record.make_registered()
         return record
 
-    def _in_place(self) -> dict[torch.device, bool]:
+    def _in_place(self, device: torch.device) -> bool:
         """Whether gradients are reduced in place or in buckets: the same on all ranks."""
-        plain = not self._options.delay and not self._options.measured
-        return {device: plain and self._channel.in_place(device) for device in {b.device for b in self._flat.buckets}}
+        return not self._options.delay and not self._options.measured and self._channel.in_place(device)
 
     def _arm(self, record: ReducerBackward) -> None:
         """Lets hooks note the gradients of this backward that are reduced in place, until their bucket is full."""
@@ -428,10 +427,10 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         """Of a rank without inputs: takes part in a reducing backward of the others, with zeros and the same
         collectives in the same order. Leaves this rank's gradients alone."""
         self._channel.labels.begin(joining=True)
-        started, last, in_place = [], len(self._flat.buckets) - 1, self._in_place()
+        started, last = [], len(self._flat.buckets) - 1
         for bucket in self._flat.buckets:
             zeros = bucket.zeros()
-            tensors = [gradient.flat(None) for gradient in zeros.members] if in_place[bucket.device] else None
+            tensors = [gradient.flat(None) for gradient in zeros.members] if self._in_place(bucket.device) else None
             started.append(self._channel.start(zeros, bucket.number == last, tensors))
         self._agree_on_used(bytearray(len(self._used)))
         for work in started:

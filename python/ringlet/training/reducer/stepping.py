@@ -20,6 +20,11 @@ class InBackward:
     `_apply_optimizer_in_backward` of torch.distributed.optim has put on it. False if there are none."""
 
     def __init__(self, named: list[tuple[str, torch.nn.Parameter]], factory: Factory | None) -> None:
+        if factory is not None and not callable(factory):
+            raise InvalidUsage(
+                f"GradientReducer: optimizer_in_backward is a {type(factory).__name__}, not callable: pass a function "
+                "from a list of parameters to an optimizer"
+            )
         self.optimizers: dict[str, list[torch.optim.Optimizer]] = {}
         self._torchs: list[torch.nn.Parameter] = []
         self._hooks: list[tuple[Any, Any]] = []

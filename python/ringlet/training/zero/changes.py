@@ -88,7 +88,7 @@ class Changes:
             self._watch.refuse_change()
             self._refuse_shared()
         written = self._written()
-        if any(yes for _, yes in written):
+        if any(written.values()):
             self._keep(written, [])
         self._watch.take()
 
@@ -104,11 +104,11 @@ class Changes:
 
     def pending(self) -> bool:
         """Whether this rank has written values that `sync_written` has not taken."""
-        return any(yes for _, yes in self._written())
+        return any(self._written().values())
 
-    def _written(self) -> list[tuple[nn.Parameter, bool]]:
+    def _written(self) -> dict[nn.Parameter, bool]:
         """The parameters of whole units, and whether this rank has written each since `renew`."""
-        return [(p, self._has_changed(p, before)) for p, before in zip(self._whole, self._versions, strict=True)]
+        return {p: self._has_changed(p, before) for p, before in zip(self._whole, self._versions, strict=True)}
 
     def refuse_gathered(self, call: str) -> None:
         """What is written inside gathered() is in the shards of all ranks only after it."""
@@ -133,15 +133,12 @@ class Changes:
             self._gathering = True
             yield kept
             self._watch.refuse_change()
-            changed = [
-                (
-                    p,
-                    self._has_changed(p, version)
-                    or (p in aside and _place_of(p) != aside[p])
-                    or _digest(p) != digests[p],
-                )
+            changed = {
+                p: self._has_changed(p, version)
+                or (p in aside and _place_of(p) != aside[p])
+                or _digest(p) != digests[p]
                 for p, version in before.items()
-            ]
+            }
             self._keep(changed, kept)
         finally:
             self._gathering = False
@@ -149,21 +146,21 @@ class Changes:
                 self._residency.let_go_all(bool(kept))
 
     @torch.no_grad()
-    def _keep(self, changed: list[tuple[nn.Parameter, bool]], kept: list[nn.Parameter]) -> None:
+    def _keep(self, changed: dict[nn.Parameter, bool], kept: list[nn.Parameter]) -> None:
         """Takes rank 0's values of the parameters that changed on any rank, and puts these parameters into `kept`."""
-        here = [int(yes) for _, yes in changed]
+        here = list(map(int, changed.values()))
         rows = [here, here if self._traffic.rank == 0 else [0] * len(here)]
-        everyone = torch.tensor(rows, dtype=torch.int32, device=changed[0][0].device)
+        everyone = torch.tensor(rows, dtype=torch.int32, device=next(iter(changed)).device)
         try:
             dist.all_reduce(everyone, dist.ReduceOp.MAX, group=self._traffic.group)
         except InvalidUsage as error:
-            written = ", ".join(self._name_of(p) for p, yes in changed if yes)
+            written = ", ".join(self._name_of(p) for p, yes in changed.items() if yes)
             raise InvalidUsage(
                 f"only some ranks wrote to these parameters: {written}. Write them on every rank, or inside "
                 f"`with zero.gathered():`, where rank 0 alone may write. Cause: {error}"
             ) from error
         anywhere, on_rank_0 = everyone.tolist()
-        kept += [p for (p, _), taken in zip(changed, anywhere, strict=True) if taken]
+        kept += [p for p, taken in zip(changed, anywhere, strict=True) if taken]
         for parameter in kept:
             if parameter in self._places:
                 self._take(*self._places[parameter])
@@ -175,7 +172,7 @@ class Changes:
         for piece in self._pieces:
             if piece.flat in renewed and not piece.is_master:
                 piece.know()
-        missed = [p for (p, _), yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
+        missed = [p for p, yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
         if missed:
             where = "inside gathered()" if self._gathering else "by other than Zero's calls"
             raise InvalidUsage(

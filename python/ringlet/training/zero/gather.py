@@ -109,7 +109,7 @@ class Residency:
     are collective: ranks must run the same modules in the same order."""
 
     def __init__(
-        self, flats: list[FlatUnit], traffic: Traffic, files: MappedFiles | None, on_backward: Callable[[], None]
+        self, flats: list[FlatUnit], traffic: Traffic, files: MappedFiles | None, on_backward: Callable[[], object]
     ) -> None:
         self.flats = flats
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}

@@ -17,50 +17,34 @@ from ringlet.training.refusals import refuse_layout
 from ringlet.training.reproducible import TreeSums
 
 from .memory import Pool
+from .options import Options
 from .traffic import Pending, Traffic
 from .units import FlatUnit, Slot
 
 
 class UnitGradient:
     """The gradient of one unit. `shard`: this rank's part of the latest reduction. `holds`: `value` is of this window.
-    `earlier`: the buffer has micro-batches of this window that are not reduced yet. `sum_dtype`: in which the
-    reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept. `tree_of`: reproducible, with
-    windows of so many micro-batches. `first`: the number of its first parameter, among those of all units."""
+    `earlier`: the buffer has micro-batches of this window that are not reduced yet. `first`: the number of its first
+    parameter, among those of all units."""
 
-    def __init__(
-        self,
-        flat: FlatUnit,
-        first: int,
-        pool: Pool,
-        group: dist.ProcessGroup,
-        sum_dtype: torch.dtype,
-        whole_dtype: torch.dtype | None,
-        tree_of: int | None,
-    ) -> None:
+    def __init__(self, flat: FlatUnit, first: int, pool: Pool, group: dist.ProcessGroup, options: Options) -> None:
         unit = flat.unit
         self.flat, self.first, self.pool = flat, first, pool
-        self.keeps_whole = whole_dtype is not None
+        self.keeps_whole = options.stage == 1
         self.buffer: torch.Tensor | None = None
-        if whole_dtype is not None:
+        self._sum_dtype = options.sum_dtype(unit.dtype)  # in which the reductions of a window add up
+        if self.keeps_whole:
+            whole_dtype = self._sum_dtype if options.accumulate > 1 else unit.dtype
             self.buffer = allocate(unit.count, whole_dtype, unit.device, group)
             self.shard = self.buffer[flat.start : flat.stop]
         else:
             self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
         self.holds = self.earlier = False
-        self.tree = None if tree_of is None else TreeSums()
-        self._tree_of = tree_of
+        self.tree = TreeSums() if options.reproducible else None
+        self._micro_batches = options.accumulate
         self._received: torch.Tensor | None = None  # scratch of a reproducible reduction
-        self._sum_dtype = sum_dtype
         self._sum: torch.Tensor | None = None  # made for the first window of several reductions
-        self._sums = False  # `_sum` has the earlier reductions of this window
-
-    @property
-    def value(self) -> torch.Tensor:
-        """This rank's part of the window's gradient."""
-        if self._sums:
-            assert self._sum is not None
-            return self._sum
-        return self.shard
+        self.value = self.shard  # this rank's part of the window's gradient; `_sum` if there were earlier reductions
 
     def tensors(self) -> list[torch.Tensor]:
         """The memory that it keeps."""
@@ -100,12 +84,11 @@ class UnitGradient:
 
     def _keep_value(self) -> None:
         """Moves the value of earlier reductions of this window aside, to add the next one to it."""
-        if not self.holds or self._sums or self.tree is not None:
+        if not self.holds or self.value is self._sum or self.tree is not None:
             return
         if self._sum is None:
             self._sum = torch.empty_like(self.shard, dtype=self._sum_dtype)
-        self._sum.copy_(self.shard)
-        self._sums = True
+        self.value = self._sum.copy_(self.shard)
 
     def launch(self, arrived: set[int], traffic: Traffic) -> Pending:
         """Starts the reduction. A gradient that did not arrive counts as zero."""
@@ -133,7 +116,7 @@ class UnitGradient:
 
     def _add_reduced(self, tree: TreeSums) -> None:
         """A reduction of stage 2 or 3 is over: it is a subtree over ranks."""
-        if tree.count + 1 == self._tree_of:
+        if tree.count + 1 == self._micro_batches:
             tree.add_to([self.shard], [0])
             tree.forget()
         else:
@@ -146,9 +129,8 @@ class UnitGradient:
             self._received = None
         if self.tree is not None and not self.keeps_whole:
             self._add_reduced(self.tree)
-        if self._sums:
-            assert self._sum is not None
-            self._sum.add_(self.shard)
+        if self.value is not self.shard:
+            self.value.add_(self.shard)
         self.give_buffer_back()
         self.holds, self.earlier = True, False
 
@@ -158,7 +140,8 @@ class UnitGradient:
             self.buffer = None
 
     def begin_window(self) -> None:
-        self.holds = self.earlier = self._sums = False
+        self.holds = self.earlier = False
+        self.value = self.shard
         if self.tree is not None:
             self.tree.forget()
 

@@ -105,21 +105,18 @@ class Options:
             if math.isinf(self.max_norm):
                 raise InvalidUsage("max_norm must be positive and finite, got inf; None does not clip")
         if self.reproducible:
-            self._check_reproducible()
+            refuse_k(self.accumulate, self.average, "accumulate=")
+        if self.reproducible and self.accumulate_dtype is not None:
+            raise InvalidUsage(
+                "reproducible=True adds in the gradients' own dtype, on a rank as between ranks: leave out "
+                "accumulate_dtype="
+            )
         if self.offload_parameters is not None and self.stage != 3:
             raise InvalidUsage(
                 f"offload_parameters needs stage 3: at stage {self.stage} every rank keeps whole parameters"
             )
         if self.print_times and not self.print_every:
             raise InvalidUsage("print_times=True needs print_every: pass print_every= too")
-
-    def _check_reproducible(self) -> None:
-        refuse_k(self.accumulate, self.average, "accumulate=")
-        if self.accumulate_dtype is not None:
-            raise InvalidUsage(
-                "reproducible=True adds in the gradients' own dtype, on a rank as between ranks: leave out "
-                "accumulate_dtype="
-            )
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """In which gradients of `dtype` add up over a window."""

@@ -57,7 +57,7 @@ class ShardReduction(Trainer[ZeroBackward]):
         self._traffic, self._flats, self._sharded, self._checks = traffic, flats, sharded, checks
         self._residency: Residency | None = None
         if options.stage == 3:
-            self._residency = Residency(self._in_shards, traffic, files, self._open_in_backward)
+            self._residency = Residency(self._in_shards, traffic, files, lambda: self._open(None, None))
         self._pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._units: list[UnitGradient] = []
         self._places: list[tuple[int, Slot]] = []  # of each trained parameter: the number of its unit, and its slot
@@ -76,17 +76,12 @@ class ShardReduction(Trainer[ZeroBackward]):
         self._changes = Changes(module, flats, sharded.pieces, self._residency, traffic)
 
     def _add_unit(self, flat: FlatUnit) -> None:
-        options, unit, group = self.options, flat.unit, self._traffic.group
+        unit, group = flat.unit, self._traffic.group
         key = (unit.dtype, unit.device)
         pool = self._pools.setdefault(key, Pool(*key, group))
-        sum_dtype = options.sum_dtype(unit.dtype)
-        whole_dtype = None
-        if options.stage == 1:
-            whole_dtype = sum_dtype if options.accumulate > 1 else unit.dtype
-        tree_of = options.accumulate if options.reproducible else None
-        first = len(self._places)
+        gradient = UnitGradient(flat, len(self._places), pool, group, self.options)
         self._places += [(len(self._units), slot) for slot in unit.slots]
-        self._units.append(UnitGradient(flat, first, pool, group, sum_dtype, whole_dtype, tree_of))
+        self._units.append(gradient)
 
     def _set_order(self, order: list[int]) -> None:
         self._order = order
@@ -121,9 +116,6 @@ class ShardReduction(Trainer[ZeroBackward]):
         self._clock.stop("forward")
 
     # -- a backward --
-
-    def _open_in_backward(self) -> None:
-        self._open(None, None)
 
     def _begin(self, arrived: int | None, context: None) -> ZeroBackward:
         self._take_exchanged(None if arrived is None else self._places[arrived][1].parameter)

@@ -18,43 +18,32 @@ def refuse_unsupported(module: nn.Module, options: Options) -> None:
     if options.stage == 3:
         refuse_scripted(module.modules(), "Zero at stage 3", "use stage 1 or 2, or the module before torch.jit.script")
     refuse_module(module, named, "Zero", nn.DataParallel)
-    for name, p in named:
-        wrong = _unfit(p) or without_values(p) or _untrainable(p, options)
+    left_out = set(ignored(module))
+    wrongs = [(f"parameter {name}", _unfit(p, options, name in left_out)) for name, p in named]
+    wrongs += [(f"buffer {name}", without_values(buffer)) for name, buffer in module.named_buffers()]
+    for what, wrong in wrongs:
         if wrong is not None:
-            raise InvalidUsage(f"Zero: parameter {name} {wrong}")
-    _refuse_ignored(module, options)
-    for name, buffer in module.named_buffers():
-        wrong = without_values(buffer)
-        if wrong is not None:
-            raise InvalidUsage(f"Zero: buffer {name} {wrong}")
+            raise InvalidUsage(f"Zero: {what} {wrong}")
     wrong = _sharing(module)
     if wrong is not None:
         raise InvalidUsage(f"Zero: {wrong}")
 
 
-def _unfit(p: nn.Parameter) -> str | None:
+def _unfit(p: nn.Parameter, options: Options, ignored: bool) -> str | None:
     if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
         return f"is a {type(p).__name__}: only a plain nn.Parameter can be in a flat buffer"
-    return None
-
-
-def _untrainable(p: nn.Parameter, options: Options) -> str | None:
+    if (wrong := without_values(p)) is not None:
+        return wrong
     if p.requires_grad and (options.dtype or p.dtype) not in COMPUTE:
         return f"is {p.dtype}: Zero trains bfloat16, float32 and float64: pass dtype="
     if p.requires_grad and not p.is_floating_point():
         return f"is {p.dtype}: Zero trains real parameters only"
+    if ignored and (p.requires_grad or options.stage == 3):  # each rank's own values would be divided over the ranks
+        return (
+            "is in _ddp_params_and_buffers_to_ignore: Zero gives all ranks the same values of every parameter that it "
+            "holds: train it outside of the module, or take it from that list"
+        )
     return None
-
-
-def _refuse_ignored(module: nn.Module, options: Options) -> None:
-    """A rank's own values of a parameter that DDP leaves alone would be divided over the ranks."""
-    left_out = set(ignored(module))
-    for name, p in module.named_parameters():
-        if name in left_out and (p.requires_grad or options.stage == 3):
-            raise InvalidUsage(
-                f"Zero: parameter {name} is in _ddp_params_and_buffers_to_ignore: Zero gives all ranks the same "
-                "values of every parameter that it holds: train it outside of the module, or take it from that list"
-            )
 
 
 def _sharing(module: nn.Module) -> str | None:
@@ -82,12 +71,9 @@ def _sharing(module: nn.Module) -> str | None:
 def options_by_parameter(module: nn.Module, options_of: OptionsOf | None, make: MakeOptimizer) -> OptionsBy:
     """The options of every trained parameter. Tries them: `make` makes an optimizer of other tensors with them."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if options_of is None:
-        by: OptionsBy = {p: {} for _, p in named}
-    elif not callable(options_of):
+    if options_of is not None and not callable(options_of):
         raise InvalidUsage(f"options_of must be a function of (name, parameter), got a {type(options_of).__name__}")
-    else:
-        by = {p: options_of(name, p) for name, p in named}
+    by: OptionsBy = {p: options_of(name, p) if options_of is not None else {} for name, p in named}
     for name, p in named:
         if not isinstance(by[p], dict):
             raise InvalidUsage(f"options_of must return a dict of optimizer options, got {by[p]!r} for {name}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
@@ -31,7 +32,7 @@ class Released(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ALLOWED:
-            read = next((v for v in _flat([args, *(kwargs or {}).values()]) if isinstance(v, Released)), None)
+            read = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Released)), None)
             name = "?" if read is None else read.__dict__.get("ringlet_name")
             whole = "persistence_elements so large" if read is None else f"persistence_elements={read.numel()} or more"
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
@@ -54,13 +55,6 @@ class Released(nn.Parameter):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         shape = list(self.shape)
         return f"Parameter {self.__dict__.get('ringlet_name')} of shape {shape}, {self.dtype}, held in shards"
-
-
-def _flat(args: Any) -> list[Any]:
-    found = []
-    for arg in args:
-        found += _flat(arg) if isinstance(arg, (list, tuple)) else [arg]
-    return found
 
 
 def release(parameter: nn.Parameter, name: str, shape: torch.Size) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
+from ringlet.training.optimizer_steps import StepWatcher
 from ringlet.training.reproducible import norms_over_ranks
 
 from .gradients import UnitGradient
@@ -39,23 +40,20 @@ LOSS_SCALING = (
 
 
 class ShardedGradient(torch.Tensor):
-    """`parts`: (first element of the tensor, unit, first element of the unit's shard, number of elements), of this
-    rank. `number`: its place in `shown`. `added_by_backward`: a whole gradient, not in shards yet."""
+    """`number`: its place in `shown`. `held`: how many of its elements this rank has. `added_by_backward`: a whole
+    gradient, not in shards yet."""
 
     number: int
+    held: int
     _shown: weakref.ref[ShownGradients]
-    _parts: list[tuple[int, weakref.ref[UnitGradient], int, int]]
     added_by_backward: torch.Tensor | None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(
-        cls, like: torch.Tensor, shown: ShownGradients, number: int, parts: list[tuple[int, UnitGradient, int, int]]
-    ) -> ShardedGradient:
+    def __new__(cls, like: torch.Tensor, shown: ShownGradients, number: int, held: int) -> ShardedGradient:
         made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         # Weakly: `.grad` keeps this tensor, and the garbage collector does not look there.
-        made._shown, made.number, made.added_by_backward = weakref.ref(shown), number, None
-        made._parts = [(first, weakref.ref(unit), start, count) for first, unit, start, count in parts]
+        made._shown, made.number, made.held, made.added_by_backward = weakref.ref(shown), number, held, None
         return made
 
     @property
@@ -65,22 +63,8 @@ class ShardedGradient(torch.Tensor):
             raise InvalidUsage("the Zero of this gradient is gone, with its shards: keep the module that it trains")
         return shown
 
-    @property
-    def parts(self) -> list[tuple[int, UnitGradient, int, int]]:
-        found = [(first, unit(), start, count) for first, unit, start, count in self._parts]
-        return [(first, unit, start, count) for first, unit, start, count in found if unit is not None]
-
-    def own_values(self) -> list[torch.Tensor]:
-        """This rank's elements, to be multiplied by the window's multiplier."""
-        return [unit.value[start : start + count] for _, unit, start, count in self.parts]
-
-    def own_part(self, whole: torch.Tensor, index: int) -> torch.Tensor:
-        first, _, _, count = self.parts[index]
-        return whole.reshape(-1)[first : first + count]
-
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        held = sum(count for *_, count in self.parts)
-        return f"ShardedGradient({held} of the elements of {list(self.shape)}, {self.dtype})"
+        return f"ShardedGradient({self.held} of the elements of {list(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -129,14 +113,14 @@ def _accumulate(gradient: ShardedGradient, arrived: torch.Tensor, in_place: bool
     """Autograd adds a gradient that it did not see coming: Zero takes it from here."""
     made = gradient
     if not in_place:
-        made = ShardedGradient(gradient, gradient.shown, gradient.number, gradient.parts)
+        made = ShardedGradient(gradient, gradient.shown, gradient.number, gradient.held)
         made.added_by_backward = gradient.added_by_backward
     arrived = arrived.detach()
     made.added_by_backward = arrived if made.added_by_backward is None else made.added_by_backward + arrived
     return made
 
 
-class ShownGradients:
+class ShownGradients(StepWatcher):
     """The ShardedGradients of a Zero. `show` puts them into `.grad`, `hide` takes them away."""
 
     def __init__(
@@ -144,29 +128,41 @@ class ShownGradients:
     ) -> None:
         self._group, self._window, self._units = group, window, units
         self._names: list[str] = []
+        # Of each: its unit, and this rank's elements, as the unit's shard and the whole tensor have them.
+        self._places: list[tuple[UnitGradient, slice, slice]] = []
         self._shown: list[tuple[torch.Tensor, ShardedGradient]] = []
         for unit in units:
             flat = unit.flat
             for slot in flat.unit.slots:
-                first, last = max(slot.start, flat.start), min(slot.stop, flat.stop)
-                parts = [(first - slot.start, unit, first - flat.start, last - first)] if first < last else []
-                self._names.append(slot.name)
-                self._shown.append((slot.parameter, self._made(slot.parameter, parts)))
+                first = max(slot.start, flat.start)
+                held = max(0, min(slot.stop, flat.stop) - first)
+                self._add(slot.name, slot.parameter, unit, first - flat.start, first - slot.start, held)
         self._slots = [gradient for _, gradient in self._shown]
         self._ids = {id(parameter) for parameter, _ in self._shown}
         by_flat = {unit.flat: unit for unit in units}
         self._groups = len(sharded.group_names)
         self._pieces = len(sharded.pieces)
         for piece in sharded.pieces:
-            parts = [(0, by_flat[piece.flat], piece.start, piece.stop - piece.start)]
-            self._names.append("of zero.optimizer")
-            self._shown.append((piece.tensor, self._made(piece.tensor, parts)))
+            held = piece.stop - piece.start
+            self._add("of zero.optimizer", piece.tensor, by_flat[piece.flat], piece.start, 0, held)
         self._norms: dict[float, torch.Tensor] = {}  # by order: of the shards' values, without the multiplier
         self._are_there = False
 
-    def _made(self, tensor: torch.Tensor, parts: list[tuple[int, UnitGradient, int, int]]) -> ShardedGradient:
+    def _add(self, name: str, tensor: torch.Tensor, unit: UnitGradient, start: int, first: int, held: int) -> None:
+        """`start`, `first`: of its `held` elements, in the unit's shard and in the whole tensor."""
         with torch._C.DisableTorchFunctionSubclass():  # a released parameter is one
-            return ShardedGradient(tensor, self, len(self._shown), parts)
+            gradient = ShardedGradient(tensor, self, len(self._shown), held)
+        self._names.append(name)
+        self._places.append((unit, slice(start, start + held), slice(first, first + held)))
+        self._shown.append((tensor, gradient))
+
+    def _own_values(self, gradient: ShardedGradient) -> torch.Tensor:
+        """This rank's elements, to be multiplied by the window's multiplier."""
+        unit, of_shard, _ = self._places[gradient.number]
+        return unit.value[of_shard]
+
+    def _own_part(self, gradient: ShardedGradient, whole: torch.Tensor) -> torch.Tensor:
+        return whole.reshape(-1)[self._places[gradient.number][2]]
 
     def show(self) -> None:
         self._norms.clear()
@@ -220,11 +216,11 @@ class ShownGradients:
             given = tensor.grad
             if given is not None and (isinstance(given, ShardedGradient) or given.layout is not torch.strided):
                 raise InvalidUsage(f"the gradient {self._names[number]} was exchanged by one that Zero cannot read")
-            for index, values in enumerate(gradient.own_values()):
-                if given is None:
-                    values.zero_()
-                else:
-                    values.copy_(gradient.own_part(given.detach(), index))
+            values = self._own_values(gradient)
+            if given is None:
+                values.zero_()
+            else:
+                values.copy_(self._own_part(gradient, given.detach()))
             tensor.grad = gradient
 
     @torch.no_grad()
@@ -241,14 +237,13 @@ class ShownGradients:
                 isinstance(other, torch.Tensor) and other.numel() != 1 and other.shape != gradient.shape
             ):
                 raise InvalidUsage(f"{func} on a ShardedGradient: pass numbers or whole tensors of its shape")
-        for index, values in enumerate(gradient.own_values()):
-            own = [
-                gradient.own_part(other, index)
-                if isinstance(other, torch.Tensor) and other.shape == gradient.shape and other.dim() > 0
-                else other
-                for other in others
-            ]
-            func(values, *own, **kwargs)
+        own = [
+            self._own_part(gradient, other)
+            if isinstance(other, torch.Tensor) and other.shape == gradient.shape and other.dim() > 0
+            else other
+            for other in others
+        ]
+        func(self._own_values(gradient), *own, **kwargs)
         return gradient
 
     @torch.no_grad()
@@ -286,12 +281,10 @@ class ShownGradients:
         double = any(unit.flat.unit.dtype is torch.float64 for unit in self._units)
         norms = torch.zeros(len(self._slots), dtype=torch.float64 if double else torch.float32, device=device)
         if self._window.reproducible and order == 2:
-            return norms.copy_(
-                norms_over_ranks([gradient.own_values() for gradient in self._slots], self._group, device)
-            )
+            return norms.copy_(norms_over_ranks([[self._own_values(g)] for g in self._slots], self._group, device))
         for number, gradient in enumerate(self._slots):
-            for values in gradient.own_values():
-                norms[number] = torch.linalg.vector_norm(values, order, dtype=norms.dtype)
+            if gradient.held:
+                norms[number] = torch.linalg.vector_norm(self._own_values(gradient), order, dtype=norms.dtype)
         if math.isinf(order):
             dist.all_reduce(norms, dist.ReduceOp.MAX, group=self._group)
         else:

@@ -5,7 +5,6 @@ A training loop that knows only optimizers (GradScaler, Lightning, the transform
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -52,27 +51,22 @@ def patch_optimizer_step(
             "options_of= for the options of a group"
         )
 
+    def refuse_unmarked(_optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """torch finds nothing wrong with another rank's states: they have the same shapes."""
+        if state.get(MARK) != whose:
+            raise InvalidUsage(
+                f"zero.optimizer.load_state_dict: these are the states of {state.get(MARK, 'another optimizer')}, and "
+                f"this is {whose}: save and load the Zero itself with torch.distributed.checkpoint"
+            )
+
     # methods, not functions: torch's schedules wrap the function behind a method
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(drop, optimizer)  # type: ignore[method-assign]
     optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
-    optimizer.register_state_dict_post_hook(functools.partial(_mark, whose))
-    optimizer.register_load_state_dict_pre_hook(functools.partial(_refuse_unmarked, whose))
+    optimizer.register_state_dict_post_hook(lambda _optimizer, state: {**state, MARK: whose})
+    optimizer.register_load_state_dict_pre_hook(refuse_unmarked)
     # GradScaler leaves scaled gradients to such an optimizer, and so comes to `step`
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-
-
-def _mark(whose: str, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, MARK: whose}
-
-
-def _refuse_unmarked(whose: str, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """torch finds nothing wrong with another rank's states: they have the same shapes."""
-    if state.get(MARK) != whose:
-        raise InvalidUsage(
-            f"zero.optimizer.load_state_dict: these are the states of {state.get(MARK, 'another optimizer')}, and this "
-            f"is {whose}: save and load the Zero itself with torch.distributed.checkpoint"
-        )
 
 
 def _refuse_scaled(optimizer: Any) -> None:

@@ -20,21 +20,13 @@ from torch import nn
 from ringlet.training import flat
 from ringlet.training.call_labels import make_call_labels
 from ringlet.training.flat import allocate, part_of, same_place
+from ringlet.training.refusals import listed
 
 from .memory import MappedFiles
 from .options import Offload
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits in elements. `unit`: the largest unit; a larger parameter is a unit of its own. `persistence`: a parameter
-    of at most so many elements is small."""
-
-    unit: int
-    persistence: int
 
 
 @dataclass(eq=False)
@@ -77,21 +69,22 @@ class Unit:
             yield end, self.count
 
 
-def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
-    """The units of `module`, in the order in which forward is expected to use them, those of small parameters last."""
+def assign(module: nn.Module, largest: int, small_up_to: int, world: int) -> list[Unit]:
+    """The units of `module`, in the order in which forward is expected to use them, those of small parameters last. A
+    unit has at most `largest` elements, or one parameter; a parameter of at most `small_up_to` elements is small."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     small: list[nn.Parameter] = []
     groups: list[tuple[list[nn.Parameter], bool]] = []
     users: dict[int, nn.Module] = {}
-    for user, parameters in _divide(module, limits.unit, set(), root=True):
+    for user, parameters in _divide(module, largest, set(), root=True):
         users.update((id(p), user) for p in parameters)
-        small += [p for p in parameters if p.numel() <= limits.persistence]
-        groups.append(([p for p in parameters if p.numel() > limits.persistence], False))
+        small += [p for p in parameters if p.numel() <= small_up_to]
+        groups.append(([p for p in parameters if p.numel() > small_up_to], False))
     groups.append((small, True))
     units: list[Unit] = []
     for parameters, is_small in groups:
         for alike in _alike(parameters):
-            for part in flat.packed(alike, limits.unit, nn.Parameter.numel):
+            for part in flat.packed(alike, largest, nn.Parameter.numel):
                 placed = [(names[id(p)], p, users[id(p)]) for p in part]
                 units.append(_lay_out(len(units), placed, is_small, world))
     return units
@@ -99,15 +92,9 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
 
 def give_labels(units: list[Unit], number: int) -> None:
     """number: of the Zero, among those of its group."""
-    for unit, label in zip(units, make_call_labels([_text_of(unit, number) for unit in units]), strict=True):
+    texts = [f"unit {u.index} of Zero {number} ({listed([slot.name for slot in u.slots], 2)})" for u in units]
+    for unit, label in zip(units, make_call_labels(texts), strict=True):
         unit.label = label
-
-
-def _text_of(unit: Unit, number: int) -> str:
-    """What an error calls the unit."""
-    shown, more = unit.slots[:2], len(unit.slots) - 2
-    names = ", ".join(slot.name for slot in shown) + (f" and {more} more" if more > 0 else "")
-    return f"unit {unit.index} of Zero {number} ({names})"
 
 
 def _divide(

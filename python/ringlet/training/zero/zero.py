@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.training import replicas
 from ringlet.training.agree import check_agreement, comparable, number_in, refusing_together
-from ringlet.training.optimizer_steps import call_before_steps, call_no_more
+from ringlet.training.optimizer_steps import watch_no_more, watch_steps
 from ringlet.training.refusals import device_of, group_of
 from ringlet.training.reproducible import Checks, numbers_of, refuse_fused, refuse_world
 
@@ -37,7 +36,7 @@ from .refusals import options_by_parameter, refuse_unsupported
 from .released import restore
 from .step_calls import patch_optimizer_step
 from .traffic import Traffic
-from .units import FlatUnit, Limits, assign, give_labels
+from .units import FlatUnit, assign, give_labels
 
 
 class Zero(ShardReduction):
@@ -116,7 +115,10 @@ class Zero(ShardReduction):
         **optimizer_defaults: Any,
     ) -> None:
         owner = group_of(module, group, "Zero")
-        make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
+
+        def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            return optimizer_class(groups, **optimizer_defaults)
+
         with refusing_together(owner, device_of(module)):
             refuse_if_not_elementwise(optimizer_class, elementwise)
             options = Options(
@@ -144,7 +146,7 @@ class Zero(ShardReduction):
             flat.initial = None
         super().__init__(module, options, traffic, flats, sharded, self._files[1], checks)
         patch_optimizer_step(sharded, traffic.rank, self.step, self._zero_grad_after_step)
-        call_before_steps(self._shown)
+        watch_steps(self._shown)
         residency_hooks = [] if self._residency is None else self._residency.attach(module)
         self._attach(module, self._parameters, always_call=True)
         self._hooks += residency_hooks
@@ -366,7 +368,7 @@ class Zero(ShardReduction):
     def remove(self) -> None:
         """Takes the Zero off the module: its parameters are whole and ordinary, and backwards local. Collective."""
         self._detach()
-        call_no_more(self._shown)
+        watch_no_more(self._shown)
         self._shown.hide()
         if self._residency is not None:
             self._residency.hold_all()
@@ -466,12 +468,6 @@ class Zero(ShardReduction):
         self._changes.renew()
 
 
-def _make_optimizer(
-    optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any], groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
-    return optimizer_class(groups, **defaults)
-
-
 @torch.no_grad()
 def _make_flats(
     module: nn.Module, options: Options, traffic: Traffic, options_by: OptionsBy, files: MappedFiles | None
@@ -485,8 +481,8 @@ def _make_flats(
     values = {id(p): p.data for p in module.parameters()}
     if options.dtype is not None:
         module._apply(lambda tensor: tensor.to(options.dtype) if tensor.is_floating_point() else tensor)
-    limits = Limits(min(options.bucket_elements, options.gather_elements), options.persistence_elements)
-    units = assign(module, limits, traffic.world)
+    largest = min(options.bucket_elements, options.gather_elements)
+    units = assign(module, largest, options.persistence_elements, traffic.world)
     give_labels(units, number_in(group, "Zero"))
     flats = []
     for unit in units:
