@@ -55,8 +55,11 @@ def _made(algorithm: Algorithm, group: Any, root: int) -> _Made:
         schedule = algorithm.schedule(group.world, root, group.schedule_hosts)
         ranks = tuple(packed(rounds, rank) for rank, rounds in enumerate(schedule.ranks))
         key = digest(schedule, ranks)
+    except ScheduleError as error:
+        error.schedule = ""  # the caller names it
+        return _Made(None, (), bytes(DIGEST_BYTES), f"{algorithm.origin}: {error}")
     except Exception as error:  # a user's function may raise anything, on this rank alone
-        words = str(error) if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__}: {error}"
         return _Made(None, (), bytes(DIGEST_BYTES), f"{algorithm.origin}: {words}")
     return _Made(schedule, ranks, key, f"that of {algorithm.origin}, digest {key.hex()[:12]}")
 

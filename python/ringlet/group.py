@@ -448,7 +448,7 @@ def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> 
         title = f"{name}/{'.'.join(map(str, members))}"
         return log.group_made(_C.Group.threads(title, place, world, limit), began)
     claim = Claim(place, world, parent.carrier)
-    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", claim, limit, wrong)
+    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", claim, limit, wrong, once=True)
     return join(parent.store, key, claim, limit, began)
 
 

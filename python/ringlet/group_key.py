@@ -46,13 +46,16 @@ _SETTLE_S = 1.0  # before the first group of a job that nothing names, for ranks
 _KEY, _REFUSAL = "=", "!"  # what an answer begins with
 
 
-def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wrong: Error | None = None) -> str:
+def rendezvous_key(
+    store: Store, name: str, claim: Claim, timeout: timedelta, wrong: Error | None = None, *, once: bool = False
+) -> str:
     """The key of this rank's next rendezvous of that name.
 
     Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, if they say
     different things; Timeout naming the ranks that did not come; PeerLost if the store is gone.
 
     wrong: why this rank cannot join. It raises that, and so do the other ranks that come within seconds.
+    once: no rank joins by this name again before all have left this group. Then nothing of it stays in the store.
     """
     if not 0 <= claim.rank < claim.world:
         raise InvalidUsage(f"rank {claim.rank} of world {claim.world} does not exist")
@@ -66,7 +69,7 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta, wr
         else:
             with asked():
                 lead = claim.rank == 0
-                key = _Lead(store, name, claim).key(until) if lead else _follow(store, name, claim, until)
+                key = _Lead(store, name, claim).key(until, once) if lead else _follow(store, name, claim, until, once)
     except Error:
         if wrong is None:
             raise
@@ -80,16 +83,16 @@ class _AnotherLead(Exception):
     """The rank 0 that answered has begun again, or another process is rank 0."""
 
 
-def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
+def _follow(store: Store, name: str, claim: Claim, until: float, once: bool) -> str:
     """The key that rank 0 answers."""
     while True:
         try:
-            return _ask(store, name, claim, until)
+            return _ask(store, name, claim, until, once)
         except _AnotherLead:
             claim = dataclasses.replace(claim, number=secrets.token_hex(16))
 
 
-def _ask(store: Store, name: str, claim: Claim, until: float) -> str:
+def _ask(store: Store, name: str, claim: Claim, until: float, once: bool) -> str:
     store.set(f"{name}/hello/{claim.rank}", claim.text())
     answer = _awaited(store, name, claim, f"{name}/answer/{claim.number}", until)
     if answer is None:
@@ -106,10 +109,11 @@ def _ask(store: Store, name: str, claim: Claim, until: float) -> str:
         raise Timeout(_missed(claim, ", ".join(rank for rank in absent if rank != str(claim.rank)) or "0"))
     if refusal := refusal or _taken(store, name, claim):
         raise error_of(refusal)
-    store.set(f"{name}/hello/{claim.rank}", "")
+    hello = f"{name}/hello/{claim.rank}"
+    store.delete_key(hello) if once else store.set(hello, "")
     if store.add(f"{told}/heard", 1) == claim.world - 1:
-        for used in ("all", "absent", "heard"):
-            store.delete_key(f"{told}/{used}")
+        for used in (f"{told}/all", f"{told}/absent", f"{told}/heard", *([f"{name}/hello/0"] if once else [])):
+            store.delete_key(used)
     return told
 
 
@@ -164,7 +168,7 @@ class _Lead:
         self._open_until = time.monotonic()  # although nobody is absent
         self._look_again_at = self._open_until + _LOOK_EVERY_S  # for ranks that begin again
 
-    def key(self, until: float) -> str:
+    def key(self, until: float, once: bool) -> str:
         store = self._store
         # A FileStore has no file, for which a look would wait, before this.
         store.set(f"{self._name}/hello/0", self._claim.text())
@@ -180,7 +184,8 @@ class _Lead:
         if self._refusal:
             store.set(f"{self._name}/refused/{self._claim.number}", self._refusal)
             raise error_of(self._refusal)
-        store.set(f"{self._name}/hello/0", "")
+        if not once:
+            store.set(f"{self._name}/hello/0", "")
         return self._key
 
     def _gather(self, until: float) -> None:

@@ -22,36 +22,43 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived."""
+    """The signal of this number arrived."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """SIGTERM, if the program does not handle it, ends the block as an exception does, and then the process."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not ours:
+    """SIGTERM, and SIGHUP of a terminal that is gone, end the block as an exception does, and then the process. Not
+    those that the program handles."""
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread() or not ours:
         yield
         return
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        raise Terminated(number)
 
     def again(lost: Any) -> None:
         """Python drops what is raised in a finalizer: the signal has to come once more, when that has ended."""
-        if lost.exc_type is Terminated:
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        if isinstance(lost.exc_value, Terminated):
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), lost.exc_value.number)).start()
         else:
             before(lost)
 
     before, sys.unraisablehook = sys.unraisablehook, again
-    signal.signal(signal.SIGTERM, terminate)
+    for number in ours:
+        signal.signal(number, terminate)
     try:
         yield
-    except Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    except Terminated as terminated:
+        signal.signal(terminated.number, signal.SIG_DFL)
+        os.kill(os.getpid(), terminated.number)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
         sys.unraisablehook = before
 
 
@@ -139,6 +146,13 @@ class RankProcesses(abc.ABC):
                 self.turn(until - time.monotonic())
         finally:
             self.kill()
+
+    def ended_well_before(self, rank: int) -> list[int]:
+        """Of a rank that lost a peer: the ranks that had ended without a failure, which may be what it lost."""
+        left = self.left(rank)
+        if left is None or not left[1]:
+            return []
+        return sorted(other for other, end in self.ends.items() if not end.code and end.when <= self.ends[rank].when)
 
     def _first(self) -> int | None:
         return min(self.failed(), key=self._order, default=None)

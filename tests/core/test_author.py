@@ -210,6 +210,27 @@ def test_a_function_that_does_not_end_is_told():
             made.schedule(2)
 
 
+async def later(rank, world):
+    return ()
+
+
+@pytest.mark.parametrize(
+    "function, parts, words",
+    [
+        (lambda rank, world: 5, 1, "rank 0, round 0: returns 5, but must yield rounds"),
+        (lambda rank, world: send(1 - rank, 0), 1, "rank 0, round 0: returns Step.*, but must yield rounds"),
+        (later, 1, "returns <coroutine .*, but must yield rounds"),
+        (lambda rank, world: (), 2.0, "parts must be a whole number, got 2.0"),
+    ],
+)
+def test_a_function_that_yields_no_rounds_is_told(function, parts, words):
+    made = ringlet.algorithm("all_reduce", name="returns", parts=parts)(function)
+    with pytest.raises(ScheduleError, match=f"^returns all_reduce, world 2: .*{words}"):
+        made.schedule(2)
+    with pytest.raises(ringlet.InvalidUsage, match="world and root must be whole numbers"):
+        made.schedule("2")
+
+
 def test_a_function_may_ask_for_its_place_only():
     with pytest.raises(ringlet.InvalidUsage, match="has a parameter 'size'; it may have rank, world, root, hosts"):
         ringlet.algorithm("all_reduce", name="m")(lambda rank, size: ())

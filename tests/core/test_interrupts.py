@@ -313,7 +313,8 @@ def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 sys.path[:0] = sys.argv[2:]
 import ringlet, test_interrupts
 if __name__ == "__main__":
@@ -341,7 +342,7 @@ def test_a_termination_in_a_finalizer_is_not_lost():
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
 
 
-@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGKILL))
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
 def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
@@ -479,6 +480,24 @@ def test_run_names_the_rank_that_failed_first_and_not_those_that_lost_it(tmp_pat
         7 if how == "exit" else 1,
         f"ringlet run: rank 1 exited with code {code}; the other ranks were ended",
     )
+
+
+LEAVES_EARLY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, ringlet
+ringlet.init(timeout=30)
+for step in range(100):
+    if ringlet.current().rank == 1 and step == 50:
+        sys.exit(0)
+    ringlet.all_reduce(torch.ones(100))
+"""
+
+
+def test_run_names_a_rank_that_ended_too_early_without_a_failure(tmp_path, capfd):
+    assert run(tmp_path, LEAVES_EARLY, str(ROOT / "python"), ranks=2) == 1
+    said = "ringlet run: rank 0 exited with code 1; rank 1 had ended before it, with code 0; the other ranks were ended"
+    assert capfd.readouterr().err.splitlines()[-1] == said
 
 
 BAR = """

@@ -61,3 +61,16 @@ def test_a_gradient_whose_reducer_is_gone_is_refused(rank: int, world: int) -> N
     gc.collect()
     with pytest.raises(ringlet.InvalidUsage, match=r"of shape \[.*its GradientReducer or Zero is gone"):
         part(torch.ones(2, 4)).sum().backward()
+
+
+@on(3, "tcp")
+def test_a_group_leaves_no_key_in_the_store(rank: int, world: int) -> None:
+    store, keys = ringlet.current().store, []
+    for _ in range(4):
+        group = ringlet.new_group([2, 0, 1])
+        ringlet.all_reduce(torch.ones(3), group=group)
+        group.close()
+        ringlet.barrier()
+        keys.append(store.num_keys())
+        ringlet.barrier()
+    assert keys == keys[:1] * 4

@@ -270,3 +270,29 @@ def test_chunks_in_the_right_places_are_proved():
     """Else the wrong schedules could all be wrong in another way."""
     ranks = [[[("send", 1, 0, 1), ("recv", 1, 1, 1)]], [[("send", 0, 1, 1), ("recv", 0, 0, 1)]]]
     assert prove(made(ranks, "all_gather", parts=2)).rounds == 1
+
+
+def test_steps_that_change_later_are_not_the_schedules():
+    steps = [reduce(1, 0)]
+    made = Schedule.of_rounds(
+        "all_reduce", 1, [[Round(steps), Round([send(1, 0)])], [Round([send(0, 0)]), Round([recv(0, 0)])]]
+    )
+    steps[0] = recv(1, 0)  # would lose a contribution
+    assert made.ranks[0][0].steps == (reduce(1, 0),) and prove(made).depth == 1
+
+
+@pytest.mark.parametrize("step", [("send", 1, 7, 1), ("send", 1, -1, 1), ("send", 1, 0, -1), ("send", 5, 0, 1)])
+def test_what_cannot_run_is_neither_drawn_nor_costed(step):
+    made = Schedule.from_steps("all_reduce", 1, [[[step]], [[("recv", 0, *step[2:])]]])
+    for use in (Schedule.svg, Schedule.text, lambda one: one.cost(1000), Schedule.prove, Schedule.xml):
+        with pytest.raises(ScheduleError, match=r"^hand-made all_reduce, world 2: rank 0, round 0"):
+            use(made)
+    assert made._repr_svg_() is None
+
+
+def test_the_place_of_a_schedule_is_whole():
+    rounds = [[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 0, 1), ("reduce", 0, 0, 1)]]]
+    for place, words in (({"root": 1}, "all_reduce has no root"), ({"hosts": (0, 1, 2)}, "the hosts of 3 ranks, of 2")):
+        with pytest.raises(ScheduleError, match=words):
+            prove(Schedule.from_steps("all_reduce", 1, rounds, **place))
+    assert repr(Schedule.from_steps("all_reduce", 1, [])).startswith("hand-made all_reduce, world 0")

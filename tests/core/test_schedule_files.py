@@ -60,6 +60,7 @@ def test_the_least_that_a_file_needs():
     [
         (("{", "["), "Expecting"),
         ((SWAP, "[" * 100_000), "recursion"),
+        (('"parts": 1', '"parts": 1, "root": 1'), "root must be 0, because all_reduce has no root, got 1"),
         (("all_reduce", "all_sum"), "collective must be one of all_reduce, .*, got 'all_sum'"),
         (('"world": 2', '"world": "2"'), "world must be a whole number from 1 on, got '2'"),
         (('"world": 2', '"world": true'), "world must be a whole number from 1 on, got True"),
@@ -93,6 +94,21 @@ def test_the_name_of_a_file_is_the_algorithms(tmp_path):
     (tmp_path / "mine.yaml").write_text(SWAP)
     with pytest.raises(ringlet.InvalidUsage, match=r"must end in \.py, \.json, \.xml"):
         load(tmp_path / "mine.yaml")
+
+
+def test_the_file_that_is_loaded_last_has_the_name(tmp_path):
+    files = [tmp_path / folder / "loaded_last.json" for folder in "ab"]
+    schedules = [schedule(name, world=4) for name in ("one_shot", "ring")]
+    for file, made in zip(files, schedules, strict=True):
+        file.parent.mkdir()
+        file.write_text(made.json())
+    for turn in (0, 1, 0, 0, 1):
+        (made,) = load(files[turn])
+        assert made.schedule(4).ranks == schedule("loaded_last", world=4).ranks == schedules[turn].ranks
+    assert load(str(files[1]).encode())[0] is made
+    for wrong, words in ((None, "pass the path"), (5, "pass the path"), ("a\0.py", "cannot read the file")):
+        with pytest.raises(ringlet.InvalidUsage, match=words):
+            load(wrong)
 
 
 def test_a_wrong_schedule_of_a_file_is_refused_before_it_runs(pool, tmp_path):

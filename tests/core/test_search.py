@@ -284,6 +284,40 @@ def test_what_a_rule_names_serves_every_root(tmp_path, monkeypatch, capsys):
         assert [prove(made.schedule(4, root)).root for root in range(4)] == [0, 1, 2, 3]
 
 
+ONE_ROOT = """
+import ringlet
+from ringlet.schedule import recv, send
+
+@ringlet.algorithm("broadcast", name="of_one_root", parts=1)
+def of_one_root(rank, world, root):
+    if root:
+        raise NotImplementedError("only root 0")
+    order = [0, 7, 1, 6, 2, 5, 3, 4]
+    at = order.index(rank)
+    if at:
+        yield recv(order[at - 1], 0)
+    if at + 1 < world:
+        yield send(order[at + 1], 0)
+"""
+
+
+def test_no_rule_names_what_lacks_a_root(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "mine.py").write_text(ONE_ROOT)
+    words = ("--collective", "broadcast", "--hosts", "4x2", "--machine", "slow-uplinks", "-b", "1M", "-e", "16M")
+    table = tmp_path / "racks"
+    assert main(("search", str(tmp_path / "mine.py"), *words, "-k", "60", "-o", str(table))) == 0
+    assert "of_one_root" in capsys.readouterr().out and "of_one_root" not in table.read_text()
+
+
+def test_a_file_where_schedules_must_go_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+    (tmp_path / "racks.schedules").write_text("")
+    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")
+    assert main(("search", *words, "-o", str(tmp_path / "racks"))) == 2
+    said = capsys.readouterr()
+    assert "racks.schedules, for the schedules of the rules, is no folder" in said.err and said.out == ""
+
+
 def test_wrong_words_are_refused(tmp_path, capsys):
     assert main(("search", "--hosts", "4x2", "--machine", str(tmp_path / "none.toml"))) == 2
     assert "none.toml" in capsys.readouterr().err

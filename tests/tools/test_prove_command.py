@@ -30,6 +30,20 @@ def test_two_files_with_one_name_are_refused(tmp_path, capsys):
     assert main(["prove", files[1], "--world", "2"]) == 0
 
 
+@pytest.mark.parametrize("command", ["simulate", "search", "tune", "bench", "explore"])
+def test_two_files_with_one_name_are_refused_wherever_they_would_be_compared(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    files = [written(tmp_path / "a", "swapped", WRONG), written(tmp_path / "b", "swapped", RIGHT)]
+    machine = ["--hosts", "1x2", "--machine", "slow-uplinks"]
+    words = {"simulate": [*machine, *files], "search": [*machine, "-b", "1K", "-e", "1K", *files], "tune": files}
+    words |= {"bench": ["--algorithm", ",".join(files)], "explore": ["-o", str(tmp_path / "page.html"), *files]}
+    try:
+        assert main([command, *words[command]]) == 2
+    except SystemExit as ended:  # argparse's
+        assert ended.code == 2
+    assert "both have the all_reduce algorithm swapped: give one at a time" in capsys.readouterr().err
+
+
 def test_an_algorithm_that_covers_none_of_the_worlds_is_told(tmp_path, capsys):
     files = [written(tmp_path, "for_two", RIGHT), written(tmp_path, "for_three", [*RIGHT, [[]]])]
     assert main(["prove", *files, "--world", "2"]) == 2

@@ -101,6 +101,18 @@ def test_the_picture_has_a_line_for_each(simulate, tmp_path):
     assert "<!-- all_reduce of 8 ranks, one host, made up: predicted time -->" in text
 
 
+def test_a_machine_may_have_any_name(simulate, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    named = tmp_path / "named.toml"
+    named.write_text(MACHINE.replace('"made up"', '"a $x_{$ b"', 1))
+    words = ["simulate", "ring", "--world", "4", "--sizes", "4K", "--machine", str(named), "--plot"]
+    assert main([*words, str(tmp_path / "times.svg")]) == 0
+    assert "a $x_{$ b: predicted time" in (tmp_path / "times.svg").read_text().replace(r"\$", "$")
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    assert main([*words, str(tmp_path / "full.svg")]) == 2
+    assert "full.svg: No space left on device" in capsys.readouterr().err
+
+
 def test_the_page_shows_what_is_printed(monkeypatch, capsys):
     monkeypatch.setenv("RINGLET_ALGORITHMS", "")
     page = (Path(__file__).parents[2] / "docs" / "selection.md").read_text(encoding="utf-8")

@@ -61,6 +61,15 @@ def test_a_rule_begins_at_the_smallest_measured_size():
         assert smallest == 1 or _C.chosen("all_reduce", smallest - 1, 4, "staged", text) != "ring"
 
 
+def test_a_rule_for_a_barrier_has_no_size():
+    timings = [
+        Timing("barrier", "staged", 4, 0, name, {0: time}) for name, time in (("two_shot", 2.0), ("dissemination", 1.0))
+    ]
+    (rule,) = derive(timings, usual)
+    assert table_text([rule]).split("#")[0].split() == ["barrier", "world", "4", "staged", "dissemination"]
+    assert _C.chosen("barrier", 0, 4, "staged", table_text([rule])) == "dissemination"
+
+
 def test_an_algorithm_stays_while_no_other_pays_more_by_the_margin():
     rules = derive(timed({"ring": (1.2, 1.20, 1.20, 1.2), "star": (1.1, 1.24, 1.27, 1.22)}), usual)
     assert ranges(rules) == [(1023, 4096, "ring"), (4096, 65536, "star")]

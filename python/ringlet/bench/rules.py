@@ -53,7 +53,7 @@ class Rule:
         return (
             self.collective,
             "" if self.above is None else f"above {size_text(self.above)}",
-            f"up to {size_text(self.up_to)}",
+            f"up to {size_text(self.up_to)}" if self.up_to else "",  # a barrier has no size
             f"world {self.world}",
             self.medium,
             self.algorithm,
@@ -86,7 +86,7 @@ def derive(timings: Iterable[Timing], built_in: BuiltIn, margin: float = MARGIN)
             usual = built_in(collective, size, world, medium)
             before = winners[-1][1] if winners else None
             winners.append((size, *_winner(_gains(sizes[size], usual), before, margin)))
-        above: int | None = min(sizes) - 1 or None  # a rule fits sizes larger than `above`
+        above: int | None = max(0, min(sizes) - 1) or None  # a rule fits sizes larger than `above`
         for algorithm, run in itertools.groupby(winners, key=lambda winner: winner[1]):
             same = list(run)
             up_to = same[-1][0]

@@ -50,14 +50,39 @@ def one(text: str) -> str | Algorithm:
 
 def names(*, none: bool = False) -> Callable[[str], tuple[str, ...]]:
     """A type for argparse: names with commas between them, as options.names has them, and the names in files."""
+    own: list[Algorithm] = []  # of all arguments of the option
 
     def parse(text: str) -> tuple[str, ...]:
         found: list[str] = []
         for word in text.split(","):
-            found += [own.name for own in of_file(word)] if is_file(word) else options.names(none=none)(word)
+            if is_file(word):
+                made = read(word)
+                own.extend(made)
+                require_names_apart(own)
+                found += [one.name for one in made]
+            else:
+                found += options.names(none=none)(word)
         return tuple(dict.fromkeys(found))
 
-    return parse
+    return options.checked(parse)
+
+
+@options.checked
+def built_in_or_given(text: str) -> tuple[str, ...]:
+    """A type for argparse: names with commas between them, of algorithms built in or in RINGLET_ALGORITHMS."""
+    return options.names((*BUILT_IN, *(own.name for own in load_given())))(text)
+
+
+def require_names_apart(own: Iterable[Algorithm], what: str = "give") -> None:
+    """Raises InvalidUsage if two files have an algorithm of one name: what a command shows could not tell which."""
+    seen: dict[tuple[str, str], Algorithm] = {}
+    for one in own:
+        other = seen.setdefault((one.collective, one.name), one)
+        if other is not one:
+            raise InvalidUsage(
+                f"{other.origin} and {one.origin} both have the {one.collective} algorithm {one.name}: "
+                f"{what} one at a time"
+            )
 
 
 def require(name: str, collective: str, option: str, *others: str) -> None:
@@ -78,7 +103,7 @@ def comment(used: Iterable[str]) -> str:
 
 
 def is_file(text: str) -> bool:
-    return text.partition(":")[0].endswith(ENDINGS)
+    return text.partition(":")[0].lower().endswith(ENDINGS)
 
 
 def _listed(path: str, made: Iterable[Algorithm]) -> str:

@@ -118,7 +118,8 @@ def bench_command(args: argparse.Namespace) -> int:
     if wrong:
         print(f"{wrong} wrong elements", file=sys.stderr)
     if args.plot:
-        plot(rows, args.plot)
+        with outputs.naming(args.plot):
+            plot(rows, args.plot)
     return 1 if wrong else 0
 
 

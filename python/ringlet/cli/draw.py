@@ -10,7 +10,7 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule, schedule
 from ringlet.schedule.draw import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
-from ringlet.schedule.prove import well_formed
+from ringlet.schedule.messages import messages_of
 
 FORMATS = (".svg", ".txt", ".json", ".xml")
 MOST_RANKS_DRAWN = 256  # unless forced
@@ -44,13 +44,14 @@ def draw_command(args: argparse.Namespace) -> int:
     if args.algorithm is None:
         raise InvalidUsage("give one algorithm, for example: ringlet draw ring")
     world = len(args.hosts) if args.hosts else args.world
-    if not args.force:
+    is_picture = args.output is None or args.output.suffix.lower() in (".svg", ".txt")
+    if is_picture and not args.force:
         _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:
         collective = args.collective if isinstance(args.algorithm, str) else args.algorithm.collective
         drawn = schedule(args.algorithm, collective, world=world, root=args.root, hosts=args.hosts)
-        well_formed(drawn)
-        if not args.force:
+        messages_of(drawn)  # ScheduleError if it has none
+        if is_picture and not args.force:
             _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")

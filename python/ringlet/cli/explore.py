@@ -12,7 +12,7 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import draw_trees
+from ringlet.schedule import Algorithm, draw_trees
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
@@ -51,11 +51,25 @@ def explore_command(args: argparse.Namespace) -> int:
     start = _start(names, args.collective, sources)
     if ranks in args.worlds:
         start["ranks"] = ranks
+    for own in (own for own in load_given() if own.name in names):
+        covered = [world for world in args.worlds if _covers(own, world)]
+        if not covered:
+            raise InvalidUsage(f"{own.name} has no schedule for {ranges(args.worlds)} ranks")
+        if len(covered) < len(args.worlds):
+            start.setdefault("ranks", covered[0])
     with progress("executing schedules") as watch:
         html = page(catalogue(sources, args.worlds, start, watch), trees)
     outputs.write(args.output, html)
     print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     return 0
+
+
+def _covers(own: Algorithm, world: int) -> bool:
+    try:
+        own.schedule(world)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _revealed(path: Path) -> tuple[str, int]:

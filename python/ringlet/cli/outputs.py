@@ -46,12 +46,13 @@ def _try(path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Writes the file. InvalidUsage that names it if that fails, as on a disk that is full after all the work."""
-    with _naming(path):
+    with naming(path):
         path.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
+    """What a write of this file raises inside names the file, as InvalidUsage."""
     try:
         yield
     except BrokenPipeError:  # a pipe whose reader has what it wants
@@ -85,7 +86,7 @@ def write_table(path: Path, text: str) -> None:
     target = path.resolve()
     fresh, copy = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".before"))
     try:
-        with _naming(path):
+        with naming(path):
             fresh.write_text(text, encoding="utf-8")
             if target.exists():
                 shutil.copy2(target, copy)

@@ -11,7 +11,7 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import Algorithm, ScheduleError
+from ringlet.schedule import ScheduleError
 from ringlet.schedule.closed_forms import CLOSED_FORMS, shown
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.prove import Proof
@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
     sizes = parser.add_mutually_exclusive_group()
     options.add(sizes, "worlds", default="1-64", help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")
     options.add(sizes, "hosts")
-    options.add(parser, "algorithms", type=options.names(algorithm_files.BUILT_IN),
+    options.add(parser, "algorithms", type=algorithm_files.built_in_or_given,
         help="only these, e.g. ring,butterfly")  # fmt: skip
     options.add(parser, "collectives")
     options.add(parser, "json", help="also write the table to FILE, for programs")
@@ -46,7 +46,7 @@ def prove_command(args: argparse.Namespace) -> int:
     require_rich()
     outputs.check({"--json": args.json})
     own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
-    _require_names_apart(own)
+    algorithm_files.require_names_apart(own, "prove")
     collectives = args.collectives or tuple(dict.fromkeys(one.collective for one in own))
     told: dict[str, Any] = {"proved": True}
     try:
@@ -66,18 +66,6 @@ def prove_command(args: argparse.Namespace) -> int:
     if args.json:
         outputs.write(args.json, json.dumps(told) + "\n")
     return 0 if told["proved"] else 1
-
-
-def _require_names_apart(own: list[Algorithm]) -> None:
-    """Raises InvalidUsage if two files have an algorithm of one name: a table of proofs could not tell them apart."""
-    seen: dict[tuple[str, str], Algorithm] = {}
-    for one in own:
-        other = seen.setdefault((one.collective, one.name), one)
-        if other is not one:
-            raise InvalidUsage(
-                f"{other.origin} and {one.origin} both have the {one.collective} algorithm {one.name}: "
-                "prove one at a time"
-            )
 
 
 def _rows(proofs: list[Proof]) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from ringlet import interruptible, leaving
 from ringlet.cli import options
 from ringlet.errors import InvalidUsage, ResourceError
+from ringlet.log import ranges
 from ringlet.store import check_route
 from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
 
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
                 raise
             finally:
                 ranks.drain()
-    return 0 if failed is None else _tell_failure(failed, ranks.ends[failed].code, args.world)
+    if failed is None:
+        return 0
+    return _tell_failure(failed, ranks.ends[failed].code, args.world, ranks.ended_well_before(failed))
 
 
 def _store() -> dist.TCPStore:
@@ -85,10 +88,12 @@ def _store() -> dist.TCPStore:
         raise ResourceError(f"cannot serve the ranks' store: {reason}; is there a limit (ulimit -n)?") from error
 
 
-def _tell_failure(rank: int, code: int, world: int) -> int:
+def _tell_failure(rank: int, code: int, world: int, before: list[int]) -> int:
+    """`before`: ranks that it may have lost because they ended too early."""
     how = f"exited with code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
     others = "; the other ranks were ended" if world > 1 else ""
-    print(f"ringlet run: rank {rank} {how}{others}", file=sys.stderr)
+    early = f"; rank {ranges(before)} had ended before it, with code 0" if before else ""
+    print(f"ringlet run: rank {rank} {how}{early}{others}", file=sys.stderr)
     return code if code > 0 else 128 - code
 
 

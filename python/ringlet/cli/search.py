@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,10 @@ def search_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
     machine = machine_of(args)
     outputs.check({"-o": args.output})
-    own = [one for made in args.files for one in made]
+    if args.output and _folder(args.output).exists() and not _folder(args.output).is_dir():
+        raise InvalidUsage(f"-o: {_folder(args.output)}, for the schedules of the rules, is no folder: remove it")
+    own = list(dict.fromkeys(one for made in args.files for one in made))
+    algorithm_files.require_names_apart(own)
     for made in args.files:
         if not any(has_use(one, args.collective, args.hosts, own) for one in made):
             raise InvalidUsage(f"{made[0].origin}: has no {args.collective} for {len(args.hosts)} ranks (root 0)")
@@ -125,20 +129,25 @@ def _write(
 ) -> None:
     """Writes rules by the predicted times of what a rule can name: registered candidates, and the k fastest, which
     become algorithms by files."""
-    folder = args.output.with_name(f"{args.output.name}.schedules")
-    folder.mkdir(exist_ok=True)
-    files = {c.name: c.schedule for chosen in kept.values() for c in chosen if not c.registered}
-    for name, schedule in files.items():
-        path = folder / f"{name}.json"
-        outputs.write(path, _for_every_root(schedule))
-        algorithm_files.of_file(str(path))
+    beside = not args.output.exists() or args.output.is_file()  # a pipe has no folder for schedules beside it
+    written: list[str] = []
+    for one in {c.name: c for chosen in kept.values() for c in chosen if beside and not c.registered}.values():
+        if whole := _of_every_root(one.schedule):
+            _folder(args.output).mkdir(exist_ok=True)
+            path = _folder(args.output) / f"{one.name}.json"
+            texts = [each.json() for each in whole]
+            outputs.write(path, texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]\n")
+            algorithm_files.of_file(str(path))
+            written.append(one.name)
+    own = {one.name for made in args.files for one in made}
+    known = [c.name for c in candidates if c.registered and (c.name not in own or _of_every_root(c.schedule))]
     timings = [
         Timing(
             args.collective, _medium(args.hosts), len(args.hosts), size, candidate.name, {0: candidate.seconds[size]}
         )
         for size in kept
         for candidate in best(candidates, size, len(candidates))  # of equally fast ones, the first has the rule
-        if candidate.registered or candidate.name in files
+        if candidate.name in (*known, *written)
     ]
     rules = derive(timings, _C.chosen, args.margin / 100)
     text = (
@@ -150,10 +159,16 @@ def _write(
     print(f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr)
 
 
-def _for_every_root(schedule: Schedule) -> str:
-    """The text of a file that has the schedule, and those of the other roots: a rule holds for calls of every root."""
-    if schedule.collective not in ROOTED:
-        return schedule.json()
-    hosts = schedule.hosts or (0,) * schedule.world
-    found = [composed(schedule.algorithm, schedule.collective, hosts, root) for root in range(schedule.world)]
-    return "[" + ",\n".join(one.json() for one in found) + "]\n"
+def _folder(output: Path) -> Path:
+    """For the schedules that a table's rules name."""
+    return output.with_name(f"{output.name}.schedules")
+
+
+def _of_every_root(one: Schedule) -> list[Schedule]:
+    """The schedule, and those of the other roots: a rule holds for calls of every root. Empty if one lacks."""
+    if one.collective not in ROOTED:
+        return [one]
+    hosts = one.hosts or (0,) * one.world
+    with contextlib.suppress(NotImplementedError):
+        return [composed(one.algorithm, one.collective, hosts, root) for root in range(one.world)]
+    return []

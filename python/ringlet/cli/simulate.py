@@ -101,7 +101,9 @@ def simulate_command(args: argparse.Namespace) -> int:
         outputs.write(args.json, text + "\n")
     if args.plot:
         drawn = {one.algorithm: {size: sum(times[size]) * 1e6 for size in shown} for one, times in found}
-        plot_times(drawn, args.plot, f"{what}, {machine.name}: predicted time")
+        with outputs.naming(args.plot):
+            # else matplotlib takes what stands between two for a formula
+            plot_times(drawn, args.plot, f"{what}, {machine.name}: predicted time".replace("$", r"\$"))
     return 0
 
 
@@ -116,8 +118,9 @@ def _names_or_own(text: str) -> list[str | Algorithm]:
 def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     """The chosen schedules, each once; those of files are proved. InvalidUsage if one is not there."""
     wanted = list(dict.fromkeys(one for words in args.algorithms for one in words))
-    own = [one.collective for one in wanted if isinstance(one, Algorithm)]
-    collective = args.collective or (own[0] if own else "all_reduce")
+    own = [one for one in wanted if isinstance(one, Algorithm)]
+    algorithm_files.require_names_apart(own)
+    collective = args.collective or (own[0].collective if own else "all_reduce")
     given = [one for one in load_given() if one.collective == collective]
     known = [name for name, of, _ in algorithms() if of == collective]
     for one in wanted or [*known, *given]:

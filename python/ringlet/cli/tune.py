@@ -159,7 +159,8 @@ def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     transport = args.transport or default_transport()
     in_place = args.end_bytes > min(map(_small_bytes, worlds)) and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
-    own = [one for made in args.files for one in made]
+    own = list(dict.fromkeys(one for made in args.files for one in made))
+    algorithm_files.require_names_apart(own)
     known = alternatives(own)
     for collective in args.collectives or dict.fromkeys(one.collective for one in own) or known:
         if collective not in known:

@@ -90,6 +90,9 @@ class Round:
 
     steps: tuple[Step, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.steps))
 
@@ -110,6 +113,11 @@ class Schedule:
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
     hosts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "hosts"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "ranks", tuple(map(tuple, self.ranks)))
 
     @classmethod
     def of_rounds(
@@ -144,14 +152,12 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        root = f", root {self.root}" if self.root else ""
-        hosts = described(self.hosts)
-        return f"{self.algorithm} {self.collective}, world {self.world}{root}{', ' if hosts else ''}{hosts}"
+        return title(self.algorithm, self.collective, self.world, self.root, self.hosts)
 
     @property
     def rounds(self) -> int:
         """The largest number of rounds of any rank."""
-        return max(len(rounds) for rounds in self.ranks)
+        return max(map(len, self.ranks), default=0)
 
     if TYPE_CHECKING:  # ringlet.schedule, which stands above all that these need, binds them
 
@@ -184,3 +190,11 @@ class Schedule:
 
 def _chunks(first: int, count: int) -> str:
     return f"[{first}]" if count == 1 else f"[{first}:{first + count}]"
+
+
+def title(algorithm: str, collective: str, world: int, root: int, hosts: Sequence[int]) -> str:
+    """The name of a schedule: "ring all_reduce, world 3"."""
+    on_hosts = described(hosts)
+    return (
+        f"{algorithm} {collective}, world {world}{f', root {root}' if root else ''}{', ' if on_hosts else ''}{on_hosts}"
+    )

@@ -76,6 +76,7 @@ def label(x: float, y: float, what: str, size: float, style: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}"{style and " "}{style}>{escape(what)}</text>'
 
 
+_EM, _BOLD_EM = 0.53, 0.58  # the width of an ordinary letter of FONT, in its size
 _BOLD, _MIDDLE = 'font-weight="600"', 'text-anchor="middle"'
 
 
@@ -92,7 +93,10 @@ class _Picture:
         self.scene, self.schedule = scene, scene.schedule
         self.arrange()
         self.panel_height = self.box_height + 2 * self.pad
-        self.width = self.column(self.schedule.world) - self.gap + 16
+        self.title, self.subtitle = caption(scene.schedule)
+        self.subtitle += self.told
+        told = max(_BOLD_EM * 17 * len(self.title), _EM * 12 * len(self.subtitle))
+        self.width = max(self.column(self.schedule.world) - self.gap, self.left + told) + 16
         self.height = self.row(len(scene.frames) - 1) + self.panel_height + 16
 
     def arrange(self) -> None:
@@ -108,12 +112,10 @@ class _Picture:
         self.palette = colours(origins)
 
     def document(self) -> str:
-        title, subtitle = caption(self.schedule)
-        subtitle += self.told
-        lines = [label(self.left, 24, title, 17, _BOLD), label(self.left, 43, subtitle, 12), *self.labels()]
+        lines = [label(self.left, 24, self.title, 17, _BOLD), label(self.left, 43, self.subtitle, 12), *self.labels()]
         for moment in range(len(self.scene.frames)):
             lines += self.frame(moment)
-        return document(self.width, self.height, [*lines, *self.arrows()], f"{title}: {subtitle}")
+        return document(self.width, self.height, [*lines, *self.arrows()], f"{self.title}: {self.subtitle}")
 
     def column(self, rank: int) -> float:
         return self.left + rank * (self.panel_width + self.gap)

@@ -1,6 +1,4 @@
-"""The messages of a schedule, and its one zero-buffer symbolic execution.
-
-The k-th send from a to b matches the k-th recv or reduce at b from a.
+"""The one zero-buffer symbolic execution of a schedule.
 
 A rank posts all steps of its round together. A message passes when both its sides are posted. A round is over when all
 its messages have passed; the rank then posts its next round. Nothing is buffered. Without wildcard receives, a program
@@ -17,64 +15,11 @@ import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from ringlet.schedule.data import Schedule, ScheduleError, Step
+from ringlet.schedule.data import Schedule, ScheduleError
 from ringlet.schedule.expression_trees import Trees, ranks_in
+from ringlet.schedule.messages import Message, messages_of, naming
 
 Value = tuple[int, int]  # (the input chunk it is made of, its expression tree); a chunk without one is None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Message:
-    """One send and the receive it matches, each with its rank and that rank's round."""
-
-    source: int
-    source_round: int
-    sent: Step
-    target: int
-    target_round: int
-    received: Step
-
-    def other_side(self, rank: int) -> tuple[int, int]:
-        """(rank, round) of the other side than `rank`."""
-        if rank == self.source:
-            return self.target, self.target_round
-        return self.source, self.source_round
-
-
-def pair_messages(schedule: Schedule) -> list[Message]:
-    """All messages, by source, target and order; ScheduleError if a send or receive has no other side. The schedule
-    keeps them."""
-    kept: list[Message] | None = vars(schedule).get("_messages")
-    if kept is not None:
-        return kept
-    sends: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
-    receives: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
-    for rank, rounds in enumerate(schedule.ranks):
-        for index, round in enumerate(rounds):
-            for step in round.steps:
-                if step.verb == "send":
-                    sends[rank, step.peer].append((index, step))
-                elif step.verb != "copy":
-                    receives[step.peer, rank].append((index, step))
-    messages = []
-    for source, target in sorted(sends.keys() | receives.keys()):
-        sent, received = sends[source, target], receives[source, target]
-        messages += [Message(source, i, s, target, j, r) for (i, s), (j, r) in zip(sent, received, strict=False)]
-        _check_all_met(source, target, sent, received)
-    vars(schedule)["_messages"] = messages
-    return messages
-
-
-def _check_all_met(source: int, target: int, sent: list[tuple[int, Step]], received: list[tuple[int, Step]]) -> None:
-    met = min(len(sent), len(received))
-    if len(sent) > met:
-        round, step = sent[met]
-        text = f"send {met} to rank {target} is never received: rank {target} receives {met} from rank {source}"
-        raise ScheduleError(source, round, step.first, text)
-    if len(received) > met:
-        round, step = received[met]
-        text = f"{step.verb} {met} from rank {source} never gets anything: rank {source} sends {met} to rank {target}"
-        raise ScheduleError(target, round, step.first, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +51,13 @@ class Execution:
 
 
 def execute(schedule: Schedule) -> Execution:
-    """Runs a schedule whose steps are well formed, once: the schedule keeps its execution. ScheduleError on a message
-    without another side, a deadlock, a missing value or a double one."""
+    """Runs a schedule once: the schedule keeps its execution. ScheduleError, which names the schedule, for what
+    `messages_of` refuses, a deadlock, a missing value or a double one."""
     kept: Execution | None = vars(schedule).get("_execution")
     if kept is None:
-        kept = vars(schedule)["_execution"] = _Run(schedule, pair_messages(schedule)).run()
+        messages = messages_of(schedule)
+        with naming(schedule):
+            kept = vars(schedule)["_execution"] = _Run(schedule, messages).run()
     return kept
 
 

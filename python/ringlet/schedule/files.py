@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule.collectives import COLLECTIVES, ROOTED
 from ringlet.schedule.data import Schedule
 
 
@@ -47,6 +47,8 @@ def _schedule(data: Any, where: str) -> Schedule:
     hosts = _list(data.get("hosts", []), f"{where}.hosts")
     if len(ranks) != world or root >= world or len(hosts) not in (0, world):
         raise ValueError(f"world {world}, root {root}, {len(ranks)} ranks and {len(hosts)} hosts do not go together")
+    if root and collective not in ROOTED:
+        raise ValueError(f"{where}.root must be 0, because {collective} has no root, got {root}")
     steps = [
         [
             [_step(step, f"{where}.ranks[{rank}][{index}]") for step in _list(round, f"{where}.ranks[{rank}][{index}]")]

@@ -22,18 +22,14 @@ from fractions import Fraction
 
 from ringlet.schedule.closed_forms import ClosedForm, closed_form
 from ringlet.schedule.collectives import (
-    COLLECTIVES,
-    DIVIDED,
     REDUCTIONS,
-    input_chunks,
-    output_chunks,
     promised,
-    required_parts,
 )
 from ringlet.schedule.cost import sent
-from ringlet.schedule.data import MOST_PARTS, MOST_ROUNDS, VERBS, Round, Schedule, ScheduleError, Step
-from ringlet.schedule.execution import Execution, Message, execute, pair_messages
+from ringlet.schedule.data import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.execution import Execution, execute
 from ringlet.schedule.expression_trees import ranks_in
+from ringlet.schedule.messages import messages_of, naming
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class Proof:
 
 def prove(schedule: Schedule) -> Proof:
     """Proves one schedule, registered or made by hand; raises ScheduleError if it is wrong."""
-    well_formed(schedule)
-    try:
+    messages_of(schedule)
+    with naming(schedule):
         for rank, rounds in enumerate(schedule.ranks):
             for index, round in enumerate(rounds):
                 _check_hazards(rank, index, round)
@@ -63,74 +59,6 @@ def prove(schedule: Schedule) -> Proof:
         results = _check_outputs(schedule, execution)
         _check_barrier(schedule, execution)
         return _measured(schedule, execution, results)
-    except ScheduleError as error:
-        error.schedule = schedule.name
-        raise
-
-
-def well_formed(schedule: Schedule) -> None:
-    """Raises ScheduleError unless steps and messages fit the schedule's buffers and each other."""
-    try:
-        _check_shape(schedule)
-        for rank, rounds in enumerate(schedule.ranks):
-            for index, round in enumerate(rounds):
-                _check_steps(schedule, rank, index, round)
-        for message in pair_messages(schedule):
-            _check_message(schedule, message)
-    except ScheduleError as error:
-        error.schedule = schedule.name
-        raise
-
-
-def _check_shape(schedule: Schedule) -> None:
-    collective, world, root, parts = schedule.collective, schedule.world, schedule.root, schedule.parts
-    if collective not in COLLECTIVES:
-        raise ScheduleError(0, None, None, f"there is no collective {collective!r}; known: {', '.join(COLLECTIVES)}")
-    if world < 1 or len(schedule.ranks) != world or not 0 <= root < world:
-        text = f"world {world}, root {root} and {len(schedule.ranks)} ranks do not go together"
-        raise ScheduleError(0, None, None, text)
-    most_rounds = max(map(len, schedule.ranks))
-    if parts > MOST_PARTS or most_rounds > MOST_ROUNDS:
-        text = f"{parts} parts and {most_rounds} rounds: no engine takes more than {MOST_PARTS} and {MOST_ROUNDS}"
-        raise ScheduleError(0, None, None, text)
-    if parts < 1 or required_parts(collective, world) not in (None, parts):
-        needed = required_parts(collective, world)
-        text = f"{collective}, world {world}, has {'at least 1' if needed is None else needed} parts, not {parts}"
-        raise ScheduleError(0, None, None, text)
-    for rank in range(world):
-        place = (collective, rank, world, root, parts)
-        if schedule.inputs[rank] != input_chunks(*place) or schedule.outputs[rank] != output_chunks(*place):
-            text = f"input {schedule.inputs[rank]} and output {schedule.outputs[rank]} should be "
-            text += f"{input_chunks(*place)} and {output_chunks(*place)} (first chunk, count)"
-            raise ScheduleError(rank, None, schedule.inputs[rank][0], text)
-
-
-def _check_steps(schedule: Schedule, rank: int, index: int, round: Round) -> None:
-    world, parts = schedule.world, schedule.parts
-    for step in round.steps:
-        if step.verb not in VERBS:
-            raise ScheduleError(
-                rank, index, step.first, f"the verb must be one of {', '.join(VERBS)}, got {step.verb!r}"
-            )
-        if not _inside(step.first, step.count, parts):
-            raise ScheduleError(rank, index, step.first, f"{step} lies outside the {parts} parts")
-        if schedule.collective == "barrier" and step.count:
-            raise ScheduleError(rank, index, step.first, f"{step}: the messages of a barrier carry no chunks")
-        if step.verb == "copy":
-            if not _inside(step.peer, step.count, parts):
-                raise ScheduleError(rank, index, step.peer, f"{step} lies outside the {parts} parts")
-            if schedule.collective in DIVIDED and step.peer != step.first:
-                text = f"{step}: a chunk of {schedule.collective} keeps its index, for chunks may differ by an element"
-                raise ScheduleError(rank, index, step.peer, text)
-        elif not 0 <= step.peer < world:
-            text = f"{step}: there is no rank {step.peer} in a world of {world}"
-            raise ScheduleError(rank, index, step.first, text)
-        elif step.peer == rank:
-            raise ScheduleError(rank, index, step.first, f"{step}: a rank has no messages with itself; copy is local")
-
-
-def _inside(first: int, count: int, parts: int) -> bool:
-    return first >= 0 and count >= 0 and first + count <= parts
 
 
 def _check_hazards(rank: int, index: int, round: Round) -> None:
@@ -154,17 +82,6 @@ def _check_hazards(rank: int, index: int, round: Round) -> None:
             if other and not step.verb == other.verb == "reduce":
                 raise ScheduleError(rank, index, chunk, f"two writes to one chunk: '{other}' and '{step}'")
             written[chunk] = step
-
-
-def _check_message(schedule: Schedule, message: Message) -> None:
-    sent, received = message.sent, message.received
-    other = f"rank {message.target} in its round {message.target_round}"
-    if sent.count != received.count:
-        text = f"'{sent}' has {sent.count} chunks; it matches '{received}' of {other}, which takes {received.count}"
-        raise ScheduleError(message.source, message.source_round, sent.first, text)
-    if schedule.collective in DIVIDED and sent.first != received.first:
-        text = f"'{sent}' matches '{received}' of {other}; a chunk of {schedule.collective} keeps its index"
-        raise ScheduleError(message.source, message.source_round, sent.first, text)
 
 
 def _check_outputs(schedule: Schedule, execution: Execution) -> list[int]:

@@ -39,7 +39,7 @@ import ringlet._C as _C
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import files, msccl
 from ringlet.schedule.collectives import BLOCKED, COLLECTIVES, ROOTED, required_parts
-from ringlet.schedule.data import MOST_ROUNDS, MOST_STEPS, Round, Schedule, ScheduleError, Step
+from ringlet.schedule.data import MOST_ROUNDS, MOST_STEPS, Round, Schedule, ScheduleError, Step, title
 from ringlet.schedule.hosts import numbered
 from ringlet.schedule.packed import packed, unpacked
 
@@ -103,12 +103,22 @@ class Algorithm:
         hosts, NotImplementedError if the function does (it does not cover this world), and ScheduleError if the
         function raises anything else or yields something that is no round.
         """
-        _check_place(self.collective, world, root, hosts)
+        try:
+            _check_place(self.collective, world, root, hosts)
+        except TypeError:
+            given = f"world={world!r:.60}, root={root!r:.60} and hosts={hosts!r:.60}"
+            raise InvalidUsage(
+                f"{self.name}: world and root must be whole numbers, and hosts a list: {given}"
+            ) from None
         on_hosts = numbered(hosts) if hosts is not None else (0,) * world
-        if self.order != "none" and len(set(on_hosts)) > 1:
-            return self._ordered(world, root, on_hosts)
-        ranks = tuple(self._rounds(rank, world, root, on_hosts) for rank in range(world))
-        return self._assembled(ranks, self.parts_of(world), root, on_hosts)
+        try:
+            if self.order != "none" and len(set(on_hosts)) > 1:
+                return self._ordered(world, root, on_hosts)
+            ranks = tuple(self._rounds(rank, world, root, on_hosts) for rank in range(world))
+            return self._assembled(ranks, self.parts_of(world), root, on_hosts)
+        except ScheduleError as error:
+            error.schedule = title(self.name, self.collective, world, root, on_hosts)
+            raise
 
     def parts_of(self, world: int) -> int:
         """The number of chunks of the schedule's buffer."""
@@ -117,16 +127,19 @@ class Algorithm:
             return needed
         try:
             parts = self.parts(world) if callable(self.parts) else self.parts
-            return operator.index(world if parts is None else parts)
         except (Exception, SystemExit) as error:
             raise ScheduleError(0, None, None, f"parts {_raised(error)}") from error
+        try:
+            return operator.index(world if parts is None else parts)
+        except TypeError:
+            raise ScheduleError(0, None, None, f"parts must be a whole number, got {parts!r:.60}") from None
 
     def _rounds(self, rank: int, world: int, root: int, hosts: tuple[int, ...]) -> tuple[Round, ...]:
         place = dict(zip(PLACE, (rank, world, root, hosts), strict=True))
         wanted = {name: place[name] for name in _asked_for(self.function)}
         rounds: list[Round] = []
         try:
-            for yielded in self.function(**wanted) or ():
+            for yielded in self._yielded(rank, self.function(**wanted)):
                 if len(rounds) == MOST_ROUNDS:
                     raise ScheduleError(rank, len(rounds), None, f"yields more than {MOST_ROUNDS} rounds: does it end?")
                 rounds.append(_round(rank, len(rounds), yielded))
@@ -135,6 +148,15 @@ class Algorithm:
         except (Exception, SystemExit) as error:
             raise ScheduleError(rank, len(rounds), None, _raised(error)) from error
         return tuple(rounds)
+
+    @staticmethod
+    def _yielded(rank: int, returned: Any) -> Iterable[Any]:
+        """What the function yields; None: nothing, as of a function without a yield that returns at once."""
+        if inspect.iscoroutine(returned):
+            returned.close()  # without a warning that nobody has awaited it
+        if not isinstance(returned, Iterable | None):
+            raise ScheduleError(rank, 0, None, f"returns {returned!r:.80}, but must yield rounds")
+        return () if returned is None else returned
 
     def _ordered(self, world: int, root: int, hosts: tuple[int, ...]) -> Schedule:
         """Makes the schedule for positions. Ranks take these host after host, or round robin, as in the built-in
@@ -242,7 +264,11 @@ def _round(rank: int, index: int, yielded: Any) -> Round:
 def _raised(error: BaseException) -> str:
     """What a user's function raised, and in which line."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raises {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+    return f"raises {_one_line(error)} ({Path(at.filename).name}:{at.lineno})"
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _whole(step: Step) -> Step:
@@ -338,24 +364,33 @@ def load(path: str | Path) -> list[Algorithm]:
     schedules, in JSON (.json, ringlet/schedule/files.py) or MSCCL-XML (.xml). An algorithm of schedules has the file's
     name, and covers only the worlds in the file.
 
-    A process runs a Python file once, however often it loads it, and again if the file has changed. Raises
-    InvalidUsage, which names the file, if it cannot be read, fails, or makes no algorithm.
+    A process runs a Python file once, however often it loads it, and again if the file has changed. If another file has
+    taken a name since, the name is this file's again. Raises InvalidUsage, which names the file, if it cannot be read,
+    fails, or makes no algorithm.
     """
-    path = Path(path).absolute()
-    if path.suffix not in ENDINGS:
+    return list(map(register, _loaded_from(path)))
+
+
+def _loaded_from(path: str | Path) -> list[Algorithm]:
+    """The algorithms that the file makes. Runs it, and so registers them, if it has not run or has changed."""
+    try:
+        path = Path(os.fsdecode(path)).absolute()
+    except TypeError:
+        raise InvalidUsage(f"load: pass the path of a file of algorithms, not {path!r:.60}") from None
+    if path.suffix.lower() not in ENDINGS:
         raise InvalidUsage(f"{path}: the name of a file of algorithms must end in {', '.join(ENDINGS)}")
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise InvalidUsage(f"{path}: cannot read the file: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise InvalidUsage(f"{path}: cannot read the file: {getattr(error, 'strerror', error)}") from error
     key = hashlib.sha256(text).digest()
     with _names:
         before = _loaded.get(path)
         if before is not None and before[0] == key:
-            return list(before[1])
-        made = _run(path) if path.suffix == ".py" else _read(path, text)
+            return before[1]
+        made = _run(path) if path.suffix.lower() == ".py" else _read(path, text)
         _loaded[path] = (key, made)
-        return list(made)
+        return made
 
 
 def given_files() -> list[str]:
@@ -368,7 +403,7 @@ def load_given() -> list[Algorithm]:
     made = []
     for path in given_files():
         try:
-            made += load(path)
+            made += _loaded_from(path)
         except InvalidUsage as error:
             raise InvalidUsage(f"{VARIABLE}: {error}") from error
     return made
@@ -394,7 +429,8 @@ def _run(path: Path) -> list[Algorithm]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InvalidUsage(f"{path}: {type(error).__name__}: {error}") from error
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+        raise InvalidUsage(f"{path}: {_one_line(error)}{f' (line {lines[-1]})' if lines else ''}") from error
     finally:
         _loading.pop()
     if not made:
@@ -445,11 +481,16 @@ def _algorithm_of_file(path: Path, text: str) -> Algorithm:
     """The algorithm of a file, under the file's name. It is not registered yet, and covers the file's worlds only.
     Raises ValueError for a file that is wrong."""
     if not NAME.fullmatch(path.stem):
-        raise ValueError(f"the file's name is the algorithm's: begin it with a letter, got {path.stem!r}")
-    listed = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else files.from_json(text)
+        raise ValueError(
+            f"the file's name is the algorithm's: begin it with a letter, and use letters, digits and _ . + -, got "
+            f"{path.stem!r}"
+        )
+    listed = [msccl.from_xml(text, path.stem)] if path.suffix.lower() == ".xml" else files.from_json(text)
     collectives = sorted({schedule.collective for schedule in listed})
     if len(collectives) != 1:
         raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
+    if (path.stem, collectives[0]) in [(name, of) for name, of, _ in algorithms()]:
+        raise ValueError(f'{collectives[0]} has a built-in algorithm "{path.stem}": give the file another name')
     schedules = {(one.world, one.root): one for one in listed}
     if len(schedules) < len(listed):
         twice, _ = Counter((one.world, one.root) for one in listed).most_common(1)[0]

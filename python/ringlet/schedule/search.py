@@ -12,7 +12,7 @@ from ringlet.schedule.compose import Composition, compositions, segmented
 from ringlet.schedule.cost import Predictor
 from ringlet.schedule.data import Schedule
 from ringlet.schedule.machine_file import Machine
-from ringlet.schedule.registry import Algorithm, algorithms, schedule
+from ringlet.schedule.registry import Algorithm, algorithms, registered, schedule
 
 SEGMENTS = (1, 2, 4, 8, 16)
 
@@ -41,7 +41,7 @@ def search(
     schedules: of `schedules_of`.
     """
     found: dict[object, Candidate] = {}  # by what ranks do: many compositions are the same on small hosts
-    for whole, registered in schedules:
+    for whole, has_name in schedules:
         for segments in SEGMENTS if whole.collective in DIVIDED else (1,):
             try:
                 cut = whole if segments == 1 else segmented(whole, segments)
@@ -50,7 +50,7 @@ def search(
             if cut.ranks not in found:
                 predictor = Predictor(cut)
                 seconds = {size: predictor.seconds(size, machine, engine_segments(size)) for size in sizes}
-                found[cut.ranks] = Candidate(cut.algorithm, cut, seconds, registered and segments == 1)
+                found[cut.ranks] = Candidate(cut.algorithm, cut, seconds, has_name and segments == 1)
     return list(found.values())
 
 
@@ -109,5 +109,6 @@ def composed(name: str, collective: str, hosts: Sequence[int], root: int = 0) ->
     whole, _, segments = name.rpartition(".")
     if whole and segments.isdecimal():
         return segmented(composed(whole, collective, hosts, root), int(segments))
-    found = next((one for one in compositions() if one.name == name), None) if collective == "all_reduce" else None
+    known = compositions(registered()) if collective == "all_reduce" else ()
+    found = next((one for one in known if one.name == name), None)
     return found.schedule(hosts) if found else schedule(name, collective, hosts=hosts, root=root)

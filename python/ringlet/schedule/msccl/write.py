@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 from ringlet.schedule.data import MOST_PARTS, Round, Schedule, Step
+from ringlet.schedule.messages import messages_of
 from ringlet.schedule.msccl.program import COLLECTIVES, Location, MscclError
-from ringlet.schedule.prove import well_formed
 
 _NOWHERE: Location = ("i", -1)
 _LOCAL = (-1, -1)
@@ -31,7 +31,7 @@ def to_xml(schedule: Schedule) -> str:
     if schedule.collective not in names or schedule.root:
         known = ", ".join(names)
         raise MscclError(f"{schedule.name}: MSCCL-XML has {known}, with root 0, and nothing else: write FILE.json")
-    well_formed(schedule)
+    messages_of(schedule)
     moves = schedule.collective != "all_to_all"
     algo = ElementTree.Element(
         "algo", name=schedule.algorithm, proto="Simple", nchannels="1", coll=names[schedule.collective],
