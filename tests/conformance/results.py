@@ -2,6 +2,7 @@
 
 A row: test, backend, world, outcome ("ok", "skipped", "failed"), why (of a skip: the suite's reason; of a failure: its
 last line), kept_out (the reason with which the suite, its gates closed, would have skipped it) and torch's version.
+A file keeps rows that differ in their world alone as one, with "worlds".
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ def lack_of(row: Row) -> str | None:
 
 
 def read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{**row, "world": world} for row in kept for world in row.pop("worlds")]
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Ordered, and without what differs from run to run."""
-    kept = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-    kept.sort(key=lambda row: (row["world"], row["test"]))
+    worlds: dict[str, list[int]] = {}
+    for row in sorted(rows, key=lambda row: (row["test"], row["world"])):
+        rest = {key: value for key, value in row.items() if key not in ("seconds", "world")}
+        worlds.setdefault(json.dumps(rest), []).append(row["world"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    lines = (json.dumps({**json.loads(rest), "worlds": where}) + "\n" for rest, where in worlds.items())
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def shortcomings(rows: Iterable[Row], reference: Iterable[Row]) -> list[str]:
