@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 import types
-from datetime import timedelta
 
 import numpy
 import pytest
@@ -139,9 +138,6 @@ def test_world_of_one(rank: int, world: int) -> None:
         assert ringlet.all_reduce(values, async_op=False, **named) is values
     ringlet.all_reduce(values, async_op=True).wait()
     values.resize_(2)  # no call holds its memory any more
-    for timeout in (5, 2.5, timedelta(seconds=1), None):
-        work.wait(timeout)
-        ringlet.all_reduce(values, timeout=timeout)
     ringlet.barrier()
     refused("send: peer must be a rank", ringlet.send, values, 0)
     group = ringlet.new_group([0])
@@ -233,11 +229,8 @@ def test_what_calls_return(rank: int, world: int) -> None:
         assert ringlet.all_reduce(grad).tolist() == [float(world)] * 4
 
 
-def test_the_shortcut_keeps_its_signature_and_text():
-    """all_reduce is a C function for the plain call; help() and inspect still see Python's."""
-    parameters = inspect.signature(ringlet.all_reduce).parameters
-    assert list(parameters)[:3] == ["tensor", "op", "algorithm"]
-    assert parameters["group"].kind is inspect.Parameter.KEYWORD_ONLY
+def test_the_shortcut_keeps_its_text():
+    """all_reduce is a C function for the plain call; help() still sees Python's."""
     assert "every rank gets the same bits" in inspect.getdoc(ringlet.all_reduce)
 
 

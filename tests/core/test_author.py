@@ -74,10 +74,6 @@ def test_they_run_as_the_built_in_ones(rank: int, world: int) -> None:
         tensor = torch.full((1000,), float(rank))
         ringlet.broadcast(tensor, root, algorithm="own_star")
         assert (tensor == root).all()
-    sent = torch.arange(world * 100) + 1000 * rank
-    taken = torch.empty_like(sent)
-    ringlet.all_to_all(taken, sent, algorithm="own_pairwise")
-    assert torch.equal(taken, torch.cat([torch.arange(100) + 100 * rank + 1000 * q for q in range(world)]))
 
 
 # ---- what is refused
@@ -406,9 +402,6 @@ def test_a_file_without_an_algorithm_is_refused(tmp_path, text, words):
 @emulated_gpu.each_way
 def test_tensors_on_a_gpu(rank: int, world: int) -> None:
     for count in (1, 1000, 200_000):
-        mine = emulated_gpu.filled(rank + 1.0, count)
-        ringlet.all_reduce(mine, algorithm="own_ring")
-        assert (mine.cpu() == sum(range(1, world + 1))).all()
         for own, built_in in [("own_ring", "ring"), ("own_swing", "swing")][: 2 if world == 4 else 1]:
             torch.manual_seed(rank)
             mine = torch.randn(count).to(emulated_gpu.DEVICE)

@@ -92,7 +92,7 @@ def test_strided_tensors_and_arrays(rank: int, world: int) -> None:
 
 @on("everyone")
 def test_timeouts_longer_than_a_clock(rank: int, world: int) -> None:
-    for timeout in (math.inf, 1e30, 10**400, timedelta.max, numpy.float32(5), 1e-9 if world == 1 else 5):
+    for timeout in (math.inf, 1e30, 10**400, timedelta.max, numpy.float32(5), None, 1e-9 if world == 1 else 5):
         assert ringlet.all_reduce(torch.ones(2), timeout=timeout).tolist() == [world] * 2
         work = ringlet.all_reduce(torch.ones(2), async_op=True)
         work.wait(timeout if timeout != 1e-9 else 5)

@@ -240,23 +240,3 @@ def test_the_patience_of_a_close_is_a_time_as_any_other(patience):
     group.close(patience)
     assert repr(group).endswith("closed>")
     ringlet.finalize()
-
-
-class Interrupted:
-    """A handle whose close ends the group, and is interrupted."""
-
-    def __init__(self, handle):
-        self._handle = handle
-
-    def close(self, patience):
-        self._handle.close(patience)
-        raise KeyboardInterrupt
-
-
-def test_an_interrupted_finalize_ends_the_group():
-    group = ringlet.init(0, 1, transport="threads", name="interrupted")
-    group.handle, handle = Interrupted(group.handle), group.handle
-    with pytest.raises(KeyboardInterrupt):
-        ringlet.finalize()
-    group.handle = handle
-    assert not groups.has_default() and repr(group).endswith("closed>")

@@ -54,15 +54,6 @@ def test_a_dropped_module_takes_its_reducer_and_group_along(rank: int, world: in
         time.sleep(0.01)
 
 
-@on(2, "dist:ringlet")
-def test_a_gradient_whose_reducer_is_gone_is_refused(rank: int, world: int) -> None:
-    part = nn.Linear(4, 3)
-    ringlet.GradientReducer(nn.Sequential(part))  # nobody keeps the module that was given
-    gc.collect()
-    with pytest.raises(ringlet.InvalidUsage, match=r"of shape \[.*its GradientReducer or Zero is gone"):
-        part(torch.ones(2, 4)).sum().backward()
-
-
 @on(3, "tcp")
 def test_a_group_leaves_no_key_in_the_store(rank: int, world: int) -> None:
     store, keys = ringlet.current().store, []

@@ -82,7 +82,7 @@ def test_an_interrupted_close_leaves_torch_distributed_too(rank, world):
 
     with mock.patch.object(group, "handle", mock.Mock(close=interrupted)), pytest.raises(KeyboardInterrupt):
         ringlet.finalize()
-    assert not dist.is_initialized() and not has_default()
+    assert not dist.is_initialized() and not has_default() and repr(group).endswith("closed>")
 
 
 @on(2, "dist:gloo")

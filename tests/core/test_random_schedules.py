@@ -194,7 +194,7 @@ def run_schedules(rank: int, world: int, seeds: range, on_device: bool = False) 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_they_run(pool, transport, world):
     pool.values(run_schedules, world, range(FIRST, FIRST + SCHEDULES), join=transport)
 

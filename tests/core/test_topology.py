@@ -35,6 +35,14 @@ def scattered(world: int, hosts: int) -> tuple[int, ...]:
     return tuple(7 * lot.randrange(hosts) - 3 for _ in range(world))
 
 
+IRREGULAR = [
+    *(scattered(9, 3), scattered(12, 5), scattered(16, 4)),
+    (7, 7, 7, -2, -2, 7, 4),
+    (0, 1, 1, 2, 2, 2, 0, 1, 1, 2, 1, 2, 2),
+    (1, 1, 1, 1, 1, 0),
+]
+
+
 @pytest.mark.parametrize("words", REGULAR)
 def test_everything_is_proved_along_regular_hosts_with_its_closed_form(words):
     hosts = parse_hosts(words)
@@ -43,13 +51,13 @@ def test_everything_is_proved_along_regular_hosts_with_its_closed_form(words):
     assert all(proof.closed_form for proof in proofs)
 
 
-@pytest.mark.parametrize(
-    "hosts", [*map(parse_hosts, UNEVEN), scattered(9, 3), scattered(12, 5), scattered(16, 4)], ids=str
-)
+@pytest.mark.parametrize("hosts", [*map(parse_hosts, UNEVEN), *IRREGULAR], ids=str)
 def test_everything_is_proved_along_uneven_hosts(hosts):
     for proof in prove_all([len(hosts)], hosts=hosts):
         assert proof.hosts == numbered(hosts)
         assert proof.closed_form == (proof.algorithm != "hierarchical")
+        made = ringlet.schedule(proof.algorithm, proof.collective, hosts=hosts, root=proof.root)
+        assert all(round.steps for rounds in made.ranks for round in rounds)
 
 
 def test_swing_of_five_ranks_has_a_closed_form_only_in_order():

@@ -1,5 +1,6 @@
-// Structure of every registered schedule along every kind of topology: they build, stay inside their buffer, and their
-// messages pair up. What schedules compute is in plan_test.cc, and what they cost is proved (tests/core/test_prove.py).
+// Structure of every registered schedule: they build, stay inside their buffer, and their messages pair up. What they
+// compute is in plan_test.cc; what they cost, and what they are along hosts, is proved (tests/core/test_prove.py,
+// test_topology.py).
 #include <map>
 #include <string>
 #include <utility>
@@ -37,11 +38,11 @@ void check_step(const Step& step, const RankInfo& info, int parts, Messages& sen
   }
 }
 
-void check_world(const Algorithm& algorithm, int world, int root, const Topology* topology = nullptr) {
+void check_world(const Algorithm& algorithm, int world, int root) {
   Messages sent, received;
   int parts = 0;
   for (int rank = 0; rank < world; ++rank) {
-    const RankInfo info{rank, world, root, topology};
+    const RankInfo info{rank, world, root, nullptr};
     const Schedule schedule = schedule_of(algorithm, info);
     if (rank == 0) parts = schedule.parts;
     CHECK_EQ(schedule.parts, parts);
@@ -64,21 +65,6 @@ TEST(every_algorithm_builds) {
       check_world(algorithm, world, 0);
       if (!has_root(algorithm.collective)) continue;
       for (int root = 1; root < world; root += world < 10 ? 1 : world - 2) check_world(algorithm, world, root);
-    }
-  }
-}
-
-/// Hosts of the ranks: block and cyclic numbering, uneven hosts, ranks of a host that lie apart.
-const std::vector<std::vector<int>> kHosts = {{0, 0, 1, 1, 2, 2, 3, 3}, {0, 1, 2, 3, 0, 1, 2, 3},
-                                              {7, 7, 7, -2, -2, 7, 4},  {0, 1, 1, 2, 2, 2, 0, 1, 1, 2, 1, 2, 2},
-                                              {5, 4, 3, 2, 1},          {1, 1, 1, 1, 1, 0}};
-
-TEST(every_algorithm_builds_along_every_topology) {
-  for (const auto& hosts : kHosts) {
-    const Topology topology(hosts);
-    for (const Algorithm& algorithm : algorithms()) {
-      const int roots = has_root(algorithm.collective) ? topology.world() : 1;
-      for (int root = 0; root < roots; ++root) check_world(algorithm, topology.world(), root, &topology);
     }
   }
 }

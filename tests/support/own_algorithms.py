@@ -25,13 +25,6 @@ def own_star(rank, world, root):
         yield recv(root, 0)
 
 
-@ringlet.algorithm("all_to_all", name="own_pairwise")
-def own_pairwise(rank, world):
-    """The built-in pairwise exchange, written again."""
-    others = [(rank + i) % world for i in range(1, world)]
-    yield [copy(rank, world + rank), *(send(p, p) for p in others), *(recv(p, world + p) for p in others)]
-
-
 @ringlet.algorithm("all_reduce", name="own_of_hosts", parts=1)
 def own_of_hosts(rank, world, hosts):
     """Every host's first rank collects from its own, rank 0 from those, and all goes back: it depends on hosts."""

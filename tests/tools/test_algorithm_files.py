@@ -86,10 +86,6 @@ def exchange(first, second):
         (exchange("s", "rrc"), 0, ""),
         (exchange("rrc", "s"), 2, "a deadlock: GPU 0, threadblock 0, step 0 (rrc) waits for a message of GPU 1"),
         (exchange("cpy", "cpy"), 1, "ends without the contribution of rank 1"),
-        (exchange("re", "re"), 2, "adds"),
-        (exchange("s", "rrc").replace('"rrc"', '"sing"'), 2, "there is no step 'sing'"),
-        ("<svg></svg>", 2, "not MSCCL-XML: it begins with <svg>"),
-        ("no XML", 2, "not XML"),
         (None, 2, "cannot read the file"),
     ],
 )

@@ -221,7 +221,6 @@ def test_lines_of_sizes_stay_and_count_meanwhile(tmp_path, measured_on_gpus):
         (("--device", "cuda", "--transport", "tcp"), "leave out --transport and files"),
         (("--device", "cuda", "--collective", "all_to_all"), "NCCL has no all_to_all of its own"),
         (("--device", "cuda", "--world", "1"), "has no algorithm to choose"),
-        (("--world", "1"), "has no algorithm to choose"),
         (("-b", "4K", "-e", "1K"), "sizes"),
         ((), "give -o FILE"),
     ],

@@ -415,28 +415,6 @@ def test_what_is_written_into_the_optimizers_own_tensors(rank, world, dtype):
         refused("the parameters of zero.optimizer.* were written after a step", backward_of, zero, rank)
 
 
-class CountsInItsGroup(torch.optim.SGD):
-    """The rate falls with the steps, which its group counts, as in fused optimizers of others."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad, alpha=-group["lr"] / group["step"])
-
-
-@on("two")
-def test_an_update_in_sub_groups_is_one_step(rank, world):
-    settings = {"lr": 0.5, "elementwise": True, "sub_group_elements": 100}
-    for zero, alone in at_each_stage(make(), CountsInItsGroup, **settings):
-        train_zero(zero, rank, 3)
-        train_alone(alone, world, 3, CountsInItsGroup, lr=0.5)
-        assert_same(alone, zero, **ROUNDING)
-        assert [group["step"] for group in zero.optimizer.param_groups] == [3]
-
-
 @on("two")
 def test_a_hook_on_the_optimizer_clips(rank, world):
     model = make()

@@ -1,12 +1,14 @@
 """ZeRO with optimizers of the user's own, which keep and count what torch's do not."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 from ranks import on
 from refusals import refused
-from zero_checks import ROUNDING, assert_same, make, train_alone, train_zero, zero_of
+from zero_checks import ROUNDING, STAGES, assert_same, make, train_alone, train_zero, zero_of
 
 
 class Own(torch.optim.Optimizer):
@@ -102,10 +104,11 @@ class ScheduleFree(Own):
 def test_they_train_as_alone(rank, world, cls):
     alone = make()
     train_alone(alone, world, 3, cls)
-    for limits in ({}, {"sub_group_elements": 300}):
-        zero = zero_of(make(), cls, 3, elementwise=True, **limits)
+    for stage, limits in itertools.product(STAGES, ({}, {"sub_group_elements": 100})):
+        zero = zero_of(make(), cls, stage, elementwise=True, **limits)
         train_zero(zero, rank, 3)
         assert_same(alone, zero, **ROUNDING)
+        assert cls is not CountsInGroup or [group["steps"] for group in zero.optimizer.param_groups] == [3]
 
 
 @on("two")
