@@ -106,6 +106,18 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
         ("all_reduce world 0 ring", '"0" is not a world size'),
         ("all_reduce world many ring", '"many" is not a world size'),
         ("all_reduce tcp ring", '"tcp" is not a condition: give one of above SIZE'),
+        ("all_reduce gpus ring", "a rule for gpus ends with the way that calls go, peers or nccl"),
+        ("all_to_all up to 1MiB gpus nccl", "no rank knows how long the blocks of the others are"),
+        ("all_reduce gpus peers peers", '"peers": a rule has one kind of memory or transport'),
+        ("tuned", "the line ends, but a name must follow"),
+        ("tuned spins 4KiB", '"spins" cannot be tuned: give one of small_bytes, small_bytes_of_two'),
+        ("tuned small_bytes", "the line ends, but a size must follow"),
+        ("tuned small_bytes 4K", '"4K" is not a size'),
+        ("tuned staged_segment_bytes 0B", "must be a multiple of 4KiB"),
+        ("tuned in_place_segment_bytes 5000B", "must be a multiple of 4KiB"),
+        ("tuned small_bytes 4KiB world 2", '"world" is not a condition of a tuned size'),
+        ("tuned small_bytes 4KiB processor", "the line ends, but a processor must follow"),
+        ("tuned small_bytes 4KiB processor A-1 B-2", "nothing can follow the processor"),
     ],
 )
 def test_a_wrong_line_is_named(line, said):
@@ -121,26 +133,6 @@ def test_a_tuned_size_counts_on_its_processor():
     assert _C.tuned(table, "A-1") == built_in | {"streaming_bytes": 4 << 20, "small_bytes": 1024}
     assert _C.tuned(table, "A-2") == built_in | {"small_bytes": 1024}
     assert chosen(table) == "ring"
-
-
-@pytest.mark.parametrize(
-    "line, said",
-    [
-        ("tuned", "the line ends, but a name must follow"),
-        ("tuned spins 4KiB", '"spins" cannot be tuned: give one of small_bytes, small_bytes_of_two'),
-        ("tuned small_bytes", "the line ends, but a size must follow"),
-        ("tuned small_bytes 4K", '"4K" is not a size'),
-        ("tuned staged_segment_bytes 0B", "must be a multiple of 4KiB"),
-        ("tuned in_place_segment_bytes 5000B", "must be a multiple of 4KiB"),
-        ("tuned small_bytes 4KiB world 2", '"world" is not a condition of a tuned size'),
-        ("tuned small_bytes 4KiB processor", "the line ends, but a processor must follow"),
-        ("tuned small_bytes 4KiB processor A-1 B-2", "nothing can follow the processor"),
-    ],
-)
-def test_a_wrong_tuned_size_is_named(line, said):
-    with pytest.raises(ringlet.InvalidUsage, match="the table, line 2: ") as refused:
-        _C.tuned(f"all_reduce ring\n{line}\n", "A-1")
-    assert said in str(refused.value)
 
 
 # ---- the file

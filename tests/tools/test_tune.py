@@ -192,19 +192,6 @@ def test_without_both_ways_there_is_no_limit_to_measure(tmp_path, capsys, measur
     assert not (tmp_path / "table").exists()
 
 
-@pytest.mark.parametrize(
-    "rule, said",
-    [
-        ("all_reduce gpus ring", "a rule for gpus ends with the way that calls go, peers or nccl"),
-        ("all_to_all up to 1MiB gpus nccl", "no rank knows how long the blocks of the others are"),
-        ("all_reduce gpus peers peers", "twice"),
-    ],
-)
-def test_rules_for_gpus_that_cannot_be(rule, said):
-    with pytest.raises(InvalidUsage, match=said):
-        _C.chosen("all_reduce", 1, 2, "gpus", rule)
-
-
 def test_lines_of_sizes_stay_and_count_meanwhile(tmp_path, measured_on_gpus):
     table = tmp_path / "table"
     table.write_text("all_reduce world 3 ring\ntuned streaming_bytes 4MiB processor Other-1\n")
@@ -261,7 +248,7 @@ def test_a_full_disk_leaves_the_table(owner, name, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(InvalidUsage, match="No space left"):
             outputs.write_table(table, "new\n")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("table", "old\n")]
 
