@@ -615,9 +615,3 @@ def test_a_run_without_a_store_says_why(monkeypatch, capfd):
     assert main(["run", "-n", "2", "program.py"]) == 2
     said = "ringlet run: cannot serve the ranks' store: The server socket has failed to bind.; is there a limit"
     assert capfd.readouterr().err.startswith(said)
-
-
-def test_run_refuses_no_ranks(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["run", "-n", "0", "program.py"])
-    assert "not a whole number from 1" in capsys.readouterr().err

@@ -245,20 +245,6 @@ TEST_REPEATED(what_a_completion_gives_runs_ahead, 20) {
   CHECK_EQ(order[0], 1);  // the second call had not begun
 }
 
-/// A completion waits for the call behind it.
-TEST_REPEATED(a_completion_waits_for_the_next, 20) {
-  Queue q;
-  const auto first = q.give(1), second = q.give(2);
-  std::latch told(1);
-  first->then([&](const std::exception_ptr&) {
-    CHECK(comes(*second));
-    told.count_down();
-  });
-  q.engine.peers = 2;
-  CHECK(comes(*first));
-  told.wait();
-}
-
 TEST(an_error_ends_its_call_alone) {
   Queue q;
   q.engine.failing = 1;
@@ -282,21 +268,24 @@ TEST(what_runs_in_one_go_is_the_threads) {
   CHECK(!here);
 }
 
-/// Whichever thread runs the completion.
-TEST_REPEATED(a_completion_waits_for_what_runs_in_one_go, 20) {
-  Queue q;
-  const auto first = q.give(1);
-  bool ran = false;
-  const auto whole = q.queue->submit({.call = {}, .whole = [&] { ran = true; }, .keep = nullptr});
-  std::latch told(1);
-  first->then([&](const std::exception_ptr&) {
-    CHECK(comes(*whole));
-    told.count_down();
-  });
-  q.engine.peers = 1;
-  CHECK(comes(*first));
-  told.wait();
-  CHECK(ran);
+/// Whichever thread runs the completion, and whether the call behind it runs in one go.
+TEST_REPEATED(a_completion_waits_for_the_next, 20) {
+  for (const bool in_one_go : {false, true}) {
+    Queue q;
+    const auto first = q.give(1);
+    bool ran = !in_one_go;
+    const auto next =
+        in_one_go ? q.queue->submit({.call = {}, .whole = [&] { ran = true; }, .keep = nullptr}) : q.give(2);
+    std::latch told(1);
+    first->then([&](const std::exception_ptr&) {
+      CHECK(comes(*next));
+      told.count_down();
+    });
+    q.engine.peers = in_one_go ? 1 : 2;
+    CHECK(comes(*first));
+    told.wait();
+    CHECK(ran);
+  }
 }
 
 TEST_REPEATED(an_end_lets_waiting_threads_out, 20) {

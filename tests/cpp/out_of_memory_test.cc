@@ -167,17 +167,12 @@ bool exchanges_blocks(Communicator& group, Values& data, size_t) {
   return are(received, received.size(), 1.0f);
 }
 
-bool sends(Communicator& group, Values& data, size_t count) {
-  if (group.rank() == 0) std::fill(data.begin(), data.end(), 7.0f);
+template <int sender>
+bool passes(Communicator& group, Values& data, size_t count) {
+  const bool sends = group.rank() == sender;
+  if (sends) std::fill(data.begin(), data.end(), 7.0f);
   arm();
-  if (group.rank() < 2) group.run(Message{1 - group.rank(), group.rank() == 0, DType::float32, count, bytes(data), {}});
-  return group.rank() > 1 || are(data, count, 7.0f);
-}
-
-bool receives(Communicator& group, Values& data, size_t count) {
-  if (group.rank() == 1) std::fill(data.begin(), data.end(), 7.0f);
-  arm();
-  if (group.rank() < 2) group.run(Message{1 - group.rank(), group.rank() == 1, DType::float32, count, bytes(data), {}});
+  if (group.rank() < 2) group.run(Message{1 - group.rank(), sends, DType::float32, count, bytes(data), {}});
   return group.rank() > 1 || are(data, count, 7.0f);
 }
 
@@ -207,10 +202,10 @@ const Case kCases[] = {
     {"two started together", 100'000, starts_several},
     {"a job", 1000, runs_a_job},
     {"all_to_all of blocks", 1000, exchanges_blocks},
-    {"send", 1000, sends},
-    {"long send", 400'000, sends},
-    {"recv", 1000, receives},
-    {"long recv", 400'000, receives},
+    {"send", 1000, passes<0>},
+    {"long send", 400'000, passes<0>},
+    {"recv", 1000, passes<1>},
+    {"long recv", 400'000, passes<1>},
     {"messages, started", 1000, starts_messages},
 };
 

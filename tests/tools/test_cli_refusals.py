@@ -149,6 +149,7 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (SIMULATED[:3], "one of the arguments --world --hosts is required"),
         (("reveal", "ringlet:rong"), "ringlet:rong: 'rong' is not one of all_reduce's: auto, ring"),
         (("reveal", "gloo", "--world", "1"), "takes 2 to 1024 ranks, got 1: one rank adds nothing"),
+        (("run", "-n", "0", "program.py"), "not a whole number from 1"),
         (("run", "program.py"), "give the number of ranks before the program: ringlet run -n 2 program.py"),
         (("simulate", "--hosts", "2x2", "--machine", "x.toml"), "x.toml: No such file or directory\n"),
         (("tune", "--sizes", "4K"), "--sizes: no such option"),
