@@ -20,7 +20,7 @@ GpuExecutors::Parts parts_of(bool nccl) { return nccl ? parts(kNever) : without_
 /// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
 TEST_EACH(timeouts, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
@@ -35,7 +35,7 @@ TEST_EACH(timeouts, bool nccl, true, false) {
     CHECK_THROWS(Timeout, second->wait(kLong));
     CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
     CHECK(host.health().failure() == ErrorKind::timeout);
-  }));
+  });
 }
 
 std::mutex communicators_mutex;
@@ -72,7 +72,7 @@ TEST_EACH(full_launch_queue, bool nccl, true, false) {
   if (mine.nccl != nullptr) mine.nccl = &remembering();
   for (const int length : {4, 64}) {
     emulated_gpu_launch_queue(length);
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    run_well(2, Between::one_memory, [&](Communicator& host) {
       RankFloats floats(host.rank(), 300000);
       const StreamOwner own;
       const EndOfNccl end_of_nccl{host.rank() ==
@@ -87,7 +87,7 @@ TEST_EACH(full_launch_queue, bool nccl, true, false) {
       CHECK(std::chrono::steady_clock::now() - start < kSoon);
       CHECK_HAS(message, "all_reduce #0 ");
       for (const auto& work : given) CHECK_THROWS(Timeout, work->wait(kLong));
-    }));
+    });
   }
   emulated_gpu_launch_queue(1024);
 }
@@ -95,7 +95,7 @@ TEST_EACH(full_launch_queue, bool nccl, true, false) {
 /// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
 TEST_EACH(endings, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     const StreamOwner own;
     std::shared_ptr<Work> work;
@@ -106,8 +106,8 @@ TEST_EACH(endings, bool nccl, true, false) {
     if (host.rank() == 0) {
       CHECK_HAS(CHECK_THROWS(InvalidUsage, work->wait(kLong)), "closed before");
     }
-  }));
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  });
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
@@ -116,7 +116,7 @@ TEST_EACH(endings, bool nccl, true, false) {
     group.abort("enough");
     CHECK_HAS(CHECK_THROWS(PeerLost, work->wait(kLong)), "enough");
     CHECK_THROWS(PeerLost, group.run(floats.call, own.stream));
-  }));
+  });
 }
 
 /// end() and abort() while other threads make calls: those that come too late are refused.
@@ -124,7 +124,7 @@ TEST_EACH(ended_beside_calls, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
   // A turn waits for the call that is inside NCCL.
   for (int turn = 0; turn < (few_cases() ? 4 : 10); ++turn) {
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    run_well(2, Between::one_memory, [&](Communicator& host) {
       const auto group = std::make_shared<GpuGroup>(host, mine);
       std::vector<std::thread> threads;
       for (int i = 0; i < 2; ++i) {
@@ -146,14 +146,14 @@ TEST_EACH(ended_beside_calls, bool nccl, true, false) {
       RankFloats late(host.rank(), 10);
       const StreamOwner own;
       CHECK_THROWS(Error, group->run(late.call, own.stream));
-    }));
+    });
   }
 }
 
 /// A rank that waits for another hears at once why that will not come, and not at its own deadline.
 TEST_EACH(peers_that_fail, bool nccl, true, false) {
   const GpuExecutors::Parts mine = parts_of(nccl);
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
@@ -163,7 +163,7 @@ TEST_EACH(peers_that_fail, bool nccl, true, false) {
     }
     const std::string message = CHECK_THROWS(DeviceError, group.run(floats.call, own.stream)->wait(kSoon));
     CHECK(message.find("all_reduce #0") == 0 && message.find("rank 1 reported: out of luck") != std::string::npos);
-  }));
+  });
 }
 
 std::atomic<bool> nccl_may_end{false}, told_before{false};
@@ -203,7 +203,7 @@ TEST(a_nccl_that_does_not_end) {
   NcclApi api;
   const GpuExecutors::Parts mine = that_do_not_end(api);
   const auto start = std::chrono::steady_clock::now();
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
@@ -215,7 +215,7 @@ TEST(a_nccl_that_does_not_end) {
     }
     const Deadline deadline = Deadline::after(kSoon);
     CHECK_THROWS(Timeout, while (!deadline.passed()) host.health().poll_failures(););
-  }));
+  });
   CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);
   nccl_may_end = true;

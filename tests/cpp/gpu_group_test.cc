@@ -30,7 +30,7 @@ namespace {
 TEST_EACH(contract, size_t peer_bytes, GpuExecutors::kPeerBytes, kAlways, kNever) {
   for (const int world : {1, 3, 5}) {
     if (kSanitized && world != 3) continue;
-    no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
+    run_well(world, Between::one_memory, [&](Communicator& host) {
       std::vector<std::unique_ptr<Tensors>> all;
       const StreamOwner one, two;
       GpuGroup group(host, parts(peer_bytes));
@@ -52,14 +52,14 @@ TEST_EACH(contract, size_t peer_bytes, GpuExecutors::kPeerBytes, kAlways, kNever
         all[i]->read_output();
         check_report(all[i]->good(expected(cases[i], host.rank())), __FILE__, __LINE__, describe_case(cases[i]));
       }
-    }));
+    });
   }
 }
 
 /// NCCL's own collectives, by name and as what `auto` means beyond peers' memory; what NCCL lacks goes by schedules.
 TEST(nccls_own_collectives) {
   for (const int world : {1, 3}) {
-    no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
+    run_well(world, Between::one_memory, [&](Communicator& host) {
       GpuGroup group(host, parts(kNever));
       const StreamOwner own;
       const auto run = [&](Case c, bool by_name) {
@@ -93,16 +93,16 @@ TEST(nccls_own_collectives) {
       const std::string message = CHECK_THROWS(InvalidUsage, run(c, /*by_name=*/true));
       CHECK(message.find("all_reduce #32 (nccl, premul_sum, float32, 1237 elements)") == 0);
       host.run(Call{});
-    }));
+    });
   }
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, without_nccl());
     RankFloats floats(host.rank());
     floats.call.algorithm = nccls_own(Collective::all_reduce);
     const std::string message = CHECK_THROWS(InvalidUsage, group.run(floats.call, nullptr));
     CHECK(message.find("the algorithm nccl needs NCCL, and there is none; rank 0: no NCCL: gone fishing") !=
           std::string::npos);
-  }));
+  });
 }
 
 /// An all-to-all of blocks that differ in length goes through peers' memory, with and without NCCL, however long; without
@@ -120,32 +120,32 @@ TEST(uneven_all_to_all) {
   for (const size_t unit : {size_t{1}, size_t{100000}}) {
     for (const GpuExecutors::Parts& mine : {parts(), without_nccl(), parts(kNever)}) {
       const int messages = emulated_gpu_messages();
-      no_errors(run_ranks(kWorld, Between::one_memory, [&](Communicator& host) {
+      run_well(kWorld, Between::one_memory, [&](Communicator& host) {
         GpuGroup group(host, mine);
         const StreamOwner own;
         uneven_blocks::UnevenRank rank({Collective::all_to_all, unit}, host.rank(), kWorld);
         for (int i = 0; i < 2; ++i) group.run(call_of(rank), own.stream)->wait(kLong);
         CHECK(rank.out == rank.wanted);
-      }));
+      });
       CHECK((emulated_gpu_messages() > messages) == (mine.peer_bytes == kNever));
     }
   }
   std::atomic<int> told{0};
-  no_errors(run_ranks(kWorld, Between::one_memory, [&](Communicator& host) {
+  run_well(kWorld, Between::one_memory, [&](Communicator& host) {
     uneven_blocks::UnevenRank rank({Collective::all_to_all}, host.rank(), kWorld);
     const StreamOwner own;
     GpuGroup group(host, parts());
     if (host.rank() == 0) rank.blocks.counts[kWorld + 2] -= 1;
     const std::string message = CHECK_THROWS(InvalidUsage, group.run(call_of(rank), own.stream)->wait(kSoon));
     told += message.find("rank 2 sends rank 0 300 elements, and rank 0 expects 299") != std::string::npos;
-  }));
+  });
   CHECK_EQ(told.load(), kWorld);
 }
 
 /// A rank that lacks something is named on all, and the host's group goes on.
 TEST(lacking) {
   std::atomic<int> told{0};
-  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+  run_well(3, Between::one_memory, [&](Communicator& host) {
     const auto refused = [&](const GpuExecutors::Parts& mine, const GpuExecutors::Parts& others, const char* words) {
       const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, host.rank() == 1 ? mine : others));
       told += message.find(words) != std::string::npos &&
@@ -163,7 +163,7 @@ TEST(lacking) {
     GpuGroup group(host, parts());
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[999], 18.0f);
-  }));
+  });
   CHECK_EQ(told.load(), 9);
 }
 
@@ -171,7 +171,7 @@ TEST(lacking) {
 /// host's group goes on.
 TEST(several_hosts) {
   std::atomic<int> told{0};
-  no_errors(run_ranks(4, Between::mixed, [&](Communicator& host) {
+  run_well(4, Between::mixed, [&](Communicator& host) {
     if (host.rank() != 3) {
       const std::string message = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts()));
       told +=
@@ -184,7 +184,7 @@ TEST(several_hosts) {
     RankFloats floats(host.rank());
     host.run(floats.call);
     CHECK_EQ(floats.values[999], 10.0f);
-  }));
+  });
   CHECK_EQ(told.load(), 3);
 }
 
@@ -193,7 +193,7 @@ TEST(several_hosts) {
 TEST(threads_on_a_gpu) {
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   for (const bool apart : {false, true}) {
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    run_well(2, Between::one_memory, [&](Communicator& host) {
       GpuExecutors::Parts mine = parts();
       mine.number = apart ? host.rank() : 0;
       device().use(mine.number);
@@ -209,7 +209,7 @@ TEST(threads_on_a_gpu) {
       if (apart) return;
       const GpuExecutors::Parts neither = parts(kNever);
       CHECK_HAS(CHECK_THROWS(DeviceError, GpuGroup(host, neither)), "start each rank as a process");
-    }));
+    });
   }
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
@@ -225,12 +225,12 @@ TEST(one_gpu_of_several) {
     const std::string file = std::to_string(seen.devices) + "-" + std::to_string(seen.number);
     place.begin("warning", file);
     emulated_gpu_devices(seen.devices);
-    no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    run_well(3, Between::one_memory, [&](Communicator& host) {
       GpuExecutors::Parts mine = parts();
       mine.number = seen.number;
       device().use(mine.number);
       GpuGroup group(host, mine);
-    }));
+    });
     const std::string text = place.text(file);
     CHECK_EQ(std::count(text.begin(), text.end(), '\n'), seen.warnings);
     const bool told = text.find(
@@ -244,7 +244,7 @@ TEST(one_gpu_of_several) {
 /// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.
 TEST(few_processors) {
   for (const int limit : {0, 3}) {
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    run_well(2, Between::one_memory, [&](Communicator& host) {
       GpuExecutors::Parts mine = parts();
       mine.max_ctas = limit;
       emulated_gpu_most_blocks();
@@ -256,15 +256,15 @@ TEST(few_processors) {
       CHECK_EQ(floats.values[99999], 3.0f);
       host.run(Call{});
       if (host.rank() == 0) CHECK_EQ(emulated_gpu_most_blocks(), limit == 0 ? 4 : limit);
-    }));
+    });
   }
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     GpuExecutors::Parts mine = parts();
     mine.max_ctas = 4 + host.rank();
     const std::string message = CHECK_THROWS(InvalidUsage, GpuGroup(host, mine));
     CHECK(message.find("max_ctas is 4 on rank 0 and 5 on rank 1: set the same value on all ranks") !=
           std::string::npos);
-  }));
+  });
 }
 
 /// Words with flags are for devices that store 8 bytes as one.
@@ -272,7 +272,7 @@ TEST(small_all_reduces) {
   for (const int architecture : {90, 61}) {
     emulated_gpu_architecture(architecture);
     const int before = emulated_gpu_low_latencies();
-    no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    run_well(3, Between::one_memory, [&](Communicator& host) {
       RankFloats floats(host.rank());
       const StreamOwner own;
       GpuGroup group(host, parts());
@@ -280,7 +280,7 @@ TEST(small_all_reduces) {
         group.run(floats.call, own.stream)->wait(kLong);
         CHECK(floats.values[0] == wanted && floats.values[999] == wanted);
       }
-    }));
+    });
     CHECK_EQ(emulated_gpu_low_latencies() - before, architecture == 90 ? 6 : 0);
   }
   emulated_gpu_architecture(90);
@@ -288,7 +288,7 @@ TEST(small_all_reduces) {
 
 /// What one rank cannot use none does; what is left serves what it can, and says so.
 TEST(either) {
-  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+  run_well(3, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank(), 400000);
     const StreamOwner own;
     {
@@ -306,8 +306,8 @@ TEST(either) {
     CHECK_EQ(both.describe(), "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond");
     both.run(floats.call, own.stream)->wait(kLong);
     CHECK_EQ(floats.values[0], 54.0f);
-  }));
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  });
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, without_nccl());
     RankFloats floats(host.rank());
     const std::vector<Message> messages = {{1 - host.rank(), true, DType::uint8, 8, nullptr, {}}};
@@ -319,7 +319,7 @@ TEST(either) {
     CHECK_THROWS(InvalidUsage, group.run(uneven, nullptr));
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 3.0f);
-  }));
+  });
 }
 
 /// NCCL refuses one rank while the others wait for it: they hear why, and peers' memory serves all.
@@ -344,7 +344,7 @@ TEST(refused_by_nccl) {
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 6.0f);
   };
-  no_errors(run_ranks(3, Between::one_memory, body, kTimeout));
+  run_well(3, Between::one_memory, body, kTimeout);
 }
 
 /// On device 3, which becomes the thread's.
@@ -358,7 +358,7 @@ GpuExecutors::Parts third() {
 /// The thread that completes calls is on the group's device, and on no other; so is all that a group does at its end.
 TEST(on_its_device) {
   emulated_gpu_touched();
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     std::optional<GpuGroup> group(std::in_place, host, third());
     RankFloats floats(host.rank());
     const StreamOwner held;
@@ -375,14 +375,14 @@ TEST(on_its_device) {
     device().use(0);
     group.reset();
     device().use(3);
-  }));
+  });
   CHECK_EQ(emulated_gpu_touched(), 1u << 3);
 }
 
 /// Nor does a thread that is elsewhere touch another device by ending the calls, or come to be on another.
 TEST(aborted_from_elsewhere) {
   emulated_gpu_touched();
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, third());
     RankFloats floats(host.rank());
     device().use(0);
@@ -392,13 +392,13 @@ TEST(aborted_from_elsewhere) {
     CHECK_EQ(here.number, 0);
     device().use(3);
     CHECK_THROWS(PeerLost, group.run(floats.call, nullptr));
-  }));
+  });
   CHECK_EQ(emulated_gpu_touched(), 1u << 3);
 }
 
 /// Messages of a batch move together, both ways at once; what a GPU's cannot have is refused.
 TEST(messages) {
-  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+  run_well(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
     std::vector<float> mine(50000, static_cast<float>(host.rank())), theirs(50000);
@@ -424,12 +424,12 @@ TEST(messages) {
     alone.timeout = std::chrono::milliseconds(50);
     const std::string message = CHECK_THROWS(Timeout, group.exchange({alone}, one.stream)->wait(kLong));
     CHECK(message.find("recv from rank 2 (200000 bytes)") == 0);
-  }));
+  });
 }
 
 /// What becomes part of a graph is complete at once, and waits for no call outside.
 TEST(captured) {
-  no_errors(run_ranks(1, Between::one_memory, [&](Communicator& host) {
+  run_well(1, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
     RankFloats floats(0);
@@ -444,23 +444,23 @@ TEST(captured) {
     emulated_gpu_hold(one.stream, false);
     behind->wait(kLong);
     CHECK(before->done());
-  }));
+  });
 }
 
 /// Kernels are loaded when ranks meet, before any runs that another could have to wait for.
 TEST(loaded_at_once) {
   const int before = emulated_gpu_loads();
-  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+  run_well(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     CHECK_EQ(emulated_gpu_loads() - before, 3);
     host.run(Call{});
-  }));
+  });
 }
 
 /// The host is free while the device waits for a rank that comes later.
 TEST(asynchronous) {
   std::atomic<bool> came{false};
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank(), 300000);
     const StreamOwner own;
     GpuGroup group(host, parts());
@@ -472,12 +472,12 @@ TEST(asynchronous) {
     came = true;
     work->wait(kLong);
     CHECK_EQ(floats.values[299999], 3.0f);
-  }));
+  });
 }
 
 /// What runs at a call's completion may make the next one.
 TEST(completions) {
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     Work all;
     RankFloats floats(host.rank());
     GpuGroup group(host, parts());
@@ -487,12 +487,12 @@ TEST(completions) {
     });
     all.wait(kLong);
     CHECK_EQ(floats.values[0], 6.0f);
-  }));
+  });
 }
 
 /// Wrong calls are refused before anything moves, and do not count.
 TEST(refusals) {
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+  run_well(2, Between::one_memory, [&](Communicator& host) {
     RankFloats floats(host.rank());
     GpuGroup group(host, parts());
     if (host.rank() == 0) {
@@ -509,7 +509,7 @@ TEST(refusals) {
     CHECK(message.find("all_reduce #0 (auto, sum, float32, 1000 elements) on a GPU: cudaStreamPerThread") == 0);
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 3.0f);
-  }));
+  });
 }
 
 }  // namespace

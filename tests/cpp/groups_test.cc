@@ -58,26 +58,32 @@ void use(Communicator& group) {
   CHECK_EQ(other.values[999], 2.0f);
 }
 
-/// Both ranks; what they throw is a failed check. `body(rank, cycle, group)` ends the group or keeps it.
+/// On two threads; what they throw is a failed check.
+void both_ranks(const std::function<void(int)>& body) {
+  const auto checked = [&](int rank) {
+    try {
+      body(rank);
+    } catch (const std::exception& error) {
+      check_report(false, __FILE__, __LINE__, error.what());
+      std::_Exit(1);  // the other would wait for this one
+    }
+  };
+  std::thread other(checked, 1);
+  checked(0);
+  other.join();
+}
+
+/// `body(rank, cycle, group)` ends the group or keeps it.
 void cycles(const std::string& name, int count, bool rings,
             const std::function<void(int, int, std::unique_ptr<Communicator>)>& body) {
   ThreadStore store;
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        for (int cycle = 0; cycle < count; ++cycle) {
-          auto group = join(store, name + std::to_string(cycle), rank, rings);
-          use(*group);
-          body(rank, cycle, std::move(group));
-        }
-      } catch (const std::exception& error) {
-        check_report(false, __FILE__, __LINE__, error.what());
-        std::_Exit(1);  // the other would wait for this one
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  both_ranks([&](int rank) {
+    for (int cycle = 0; cycle < count; ++cycle) {
+      auto group = join(store, name + std::to_string(cycle), rank, rings);
+      use(*group);
+      body(rank, cycle, std::move(group));
+    }
+  });
 }
 
 TEST_EACH(closed_groups_make_room, bool rings, false, true) {
@@ -137,30 +143,22 @@ TEST_EACH(ranks_that_may_use_different_processors, bool threads, false, true) {
   int first = 0;
   while (!CPU_ISSET(first, &all)) ++first;
   ThreadStore store;
-  const auto body = [&](int rank) {
-    try {
-      const cpu_set_t one = processors({first});
-      if (rank == 1) CHECK_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
-      const Deadline soon = Deadline::after(kSoon);
-      auto transport =
-          threads ? join_threads("pinned", rank, 2, soon) : connect_shared_memory(store, "pinned", rank, 2, soon);
-      CHECK_EQ(transport->oversubscribed(), CPU_COUNT(&all) == 1);
-      Communicator group(std::make_unique<PullEngine>(std::move(transport)), kSoon);
-      for (const size_t count : {1'000, 16'384, 100, 40'000, 300'000, 7}) {
-        for (int times = 0; times < 20; ++times) {
-          Floats data(count, static_cast<float>(rank + times));
-          group.run(data.sum());
-          CHECK(data.values == std::vector<float>(count, static_cast<float>(2 * times + 1)));
-        }
+  both_ranks([&](int rank) {
+    const cpu_set_t one = processors({first});
+    if (rank == 1) CHECK_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    const Deadline soon = Deadline::after(kSoon);
+    auto transport =
+        threads ? join_threads("pinned", rank, 2, soon) : connect_shared_memory(store, "pinned", rank, 2, soon);
+    CHECK_EQ(transport->oversubscribed(), CPU_COUNT(&all) == 1);
+    Communicator group(std::make_unique<PullEngine>(std::move(transport)), kSoon);
+    for (const size_t count : {1'000, 16'384, 100, 40'000, 300'000, 7}) {
+      for (int times = 0; times < 20; ++times) {
+        Floats data(count, static_cast<float>(rank + times));
+        group.run(data.sum());
+        CHECK(data.values == std::vector<float>(count, static_cast<float>(2 * times + 1)));
       }
-    } catch (const std::exception& error) {
-      check_report(false, __FILE__, __LINE__, error.what());
-      std::_Exit(1);  // the other would wait for this one
     }
-  };
-  std::thread other(body, 1);
-  body(0);
-  other.join();
+  });
 }
 
 /// A group that was closed holds nothing, although somebody still holds it; and does nothing to what is there now.

@@ -13,11 +13,6 @@ struct OneSegment {
   static constexpr int kCount = 600;
 
   OneSegment() {
-    call.collective = Collective::all_reduce;
-    call.dtype = DType::int32;
-    call.count = kCount;
-    call.output = reinterpret_cast<std::byte*>(own.data());
-    call.input = call.output;
     shared.outbox = [](size_t, int) {};
     shared.read_in_place = [&](size_t, int message) {
       if (!valid) return false;
@@ -39,7 +34,7 @@ struct OneSegment {
 
   std::vector<int> own = std::vector<int>(kCount, 4);
   std::vector<std::vector<int>> peers{{}, std::vector<int>(kCount, 1), std::vector<int>(kCount, 2)};
-  Call call{};
+  Call call = call_of_count();
   MessagePlan plan = make_message_plan(*find_algorithm(Collective::all_reduce, "one_shot"), {0, 3, 0, nullptr});
   CallLayout layout{call_of_count(), {0, 3, 0}, plan.parts};
   Scratch scratch = [] {

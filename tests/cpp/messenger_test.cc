@@ -56,9 +56,13 @@ std::vector<Planned> traffic(int world, int messages, uint32_t seed) {
   return all;
 }
 
+Message message(int peer, bool sending, std::vector<int>& data, int64_t tag) {
+  return {peer, sending, DType::int32, data.size(), reinterpret_cast<std::byte*>(data.data()), {}, tag};
+}
+
 Message message_of(const Planned& planned, bool sending, std::vector<int>& data) {
   const int peer = sending ? planned.to : planned.any_source ? kAnySource : planned.from;
-  return {peer, sending, DType::int32, planned.count, reinterpret_cast<std::byte*>(data.data()), {}, planned.tag};
+  return message(peer, sending, data, planned.tag);
 }
 
 struct Receive {
@@ -120,9 +124,6 @@ void waits_of_many_threads(Communicator& group) {
   constexpr int kWaiting = 4;
   const int from = (group.rank() + group.world() - 1) % group.world(), to = (group.rank() + 1) % group.world();
   const auto number = [](int rank, int64_t tag) { return 100 * rank + static_cast<int>(tag); };
-  const auto message = [](int peer, bool sending, std::vector<int>& data, int64_t tag) {
-    return Message{peer, sending, DType::int32, data.size(), reinterpret_cast<std::byte*>(data.data()), {}, tag};
-  };
   std::vector<std::vector<int>> received(kWaiting, std::vector<int>(50'000, -1));
   std::vector<std::thread> threads;
   for (int64_t tag = 0; tag < kWaiting; ++tag) {
@@ -148,9 +149,6 @@ TEST_EACH(an_allocation_that_fails_ends_the_group, Between between, Between::one
   run_well(3, between, [&](Communicator& group) {
     const int rank = group.rank();
     std::vector<int> data(size_t{1} << 22, rank), later(data.size(), 77), few(10);
-    const auto message = [](int peer, bool sending, std::vector<int>& of, int64_t tag) {
-      return Message{peer, sending, DType::int32, of.size(), reinterpret_cast<std::byte*>(of.data()), {}, tag};
-    };
     group.run({.collective = Collective::barrier});
     if (rank == 0) {
       most_allocated = size_t{1} << 20;

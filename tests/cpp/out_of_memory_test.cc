@@ -226,34 +226,27 @@ Outcome outcome_of(const Do& act, std::string& text) {
 
 /// Whether an allocation was refused.
 bool try_one(const Case& of, Between between, int world, int n, bool later_too) {
-  static int generation = 0;
-  const std::string name = "memory-" + std::to_string(++generation);
-  const Token key = random_token();
   const auto size = static_cast<size_t>(world);
   std::vector<Outcome> first(size), second(size);
   std::vector<std::string> texts(size);
   std::latch made(world), called(world), again(world);
   refused = 0;
   for_good = later_too;
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world; ++rank) {
-    ranks.emplace_back([&, rank] {
-      const auto place = static_cast<size_t>(rank);
-      Communicator group(make_engine(name, rank, world, between, key), kNever);
-      Values data(of.count, 1.0f), more(10, 1.0f);
-      std::string text;
-      text.reserve(4096);
-      made.arrive_and_wait();
-      if (rank == 0) wanted = n;
-      first[place] = outcome_of([&] { return of.act(group, data, of.count); }, text);
-      if (rank == 0) armed = counted = false;
-      texts[place] = text;
-      called.arrive_and_wait();  // rank 0 stays until all have heard
-      second[place] = outcome_of([&] { return calls(group, more, more.size()); }, text);
-      again.arrive_and_wait();
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  const auto try_on = [&](Communicator& group) {
+    const auto rank = static_cast<size_t>(group.rank());
+    Values data(of.count, 1.0f), more(10, 1.0f);
+    std::string text;
+    text.reserve(4096);
+    made.arrive_and_wait();
+    if (rank == 0) wanted = n;
+    first[rank] = outcome_of([&] { return of.act(group, data, of.count); }, text);
+    if (rank == 0) armed = counted = false;
+    texts[rank] = text;
+    called.arrive_and_wait();  // rank 0 stays until all have heard
+    second[rank] = outcome_of([&] { return calls(group, more, more.size()); }, text);
+    again.arrive_and_wait();
+  };
+  run_well(world, between, try_on, kNever);
   const bool all_right = std::all_of(first.begin(), first.end(), [](Outcome each) { return each == Outcome::right; });
   for (size_t rank = 0; rank < size; ++rank) {
     const std::string where = std::string(of.name) + " over " + std::to_string(static_cast<int>(between)) + ", n " +
@@ -271,30 +264,24 @@ bool try_one(const Case& of, Between between, int world, int n, bool later_too) 
 
 /// Whether an allocation was refused while connections were made.
 bool connect(int n) {
-  const std::string name = "connections-" + std::to_string(n);
-  const Token key = random_token();
   std::array<Outcome, 2> outcomes{};
   std::array<std::string, 2> texts;
   std::latch called(2);
-  std::vector<std::thread> ranks;
   refused = 0;
   left = n;
   for_good = false;
   connecting = armed = true;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, place = static_cast<size_t>(rank)] {
-      Communicator group(make_engine(name, static_cast<int>(place), 2, Between::tcp, key), kNever);
-      Values data(1000, 1.0f);
-      outcomes[place] = outcome_of(
-          [&] {
-            group.run(all_reduce(data, data.size()));
-            return reduced(group, data, data.size());
-          },
-          texts[place]);
-      called.arrive_and_wait();
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  const auto connects = [&](Communicator& group) {
+    Values data(1000, 1.0f);
+    const auto rank = static_cast<size_t>(group.rank());
+    const auto sum = [&] {
+      group.run(all_reduce(data, data.size()));
+      return reduced(group, data, data.size());
+    };
+    outcomes[rank] = outcome_of(sum, texts[rank]);
+    called.arrive_and_wait();
+  };
+  run_well(2, Between::tcp, connects, kNever);
   armed = connecting = false;
   for (size_t rank = 0; rank < 2; ++rank) {
     const std::string what = "n " + std::to_string(n) + ", rank " + std::to_string(rank) + ": " + texts[rank];

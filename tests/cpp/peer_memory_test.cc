@@ -21,7 +21,7 @@ void try_regions() {
   const auto allocated_by = [](int groups, bool well) {
     const int before = emulated_gpu_allocations();
     for (int i = 0; i < groups; ++i) {
-      no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      run_well(2, Between::one_memory, [&](Communicator& host) {
         RankFloats floats(host.rank());
         GpuGroup group(host, without_nccl());
         group.run(floats.call, nullptr)->wait(kLong);
@@ -29,7 +29,7 @@ void try_regions() {
         host.run(Call{});
         if (!well) group.abort("enough");
         if (!well) CHECK_THROWS(PeerLost, group.run(floats.call, nullptr)->wait(kLong));
-      }));
+      });
     }
     return emulated_gpu_allocations() - before;
   };
@@ -50,7 +50,7 @@ void try_heaps() {
   CHECK(heap->holds(heap->base(), heap->bytes()) && !heap->holds(heap->base() + 1, heap->bytes()));
   CHECK_HAS(CHECK_THROWS(ResourceError, heap->allocate((size_t{1} << 20) + 1)), "RINGLET_GPU_HEAP_MIB");
   const int before = emulated_gpu_in_place();
-  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+  run_well(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     std::byte* memory = heap->allocate(4000);
     CHECK(reinterpret_cast<uintptr_t>(memory) % 256 == 0);
@@ -67,7 +67,7 @@ void try_heaps() {
       host.run(Call{});
     }
     heap->free(memory);
-  }));
+  });
   CHECK_EQ(emulated_gpu_in_place() - before, 3 + 1);
 }
 
