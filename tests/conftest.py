@@ -176,6 +176,14 @@ def pool(tmp_path_factory):
 
 
 @pytest.fixture
+def own_pool(tmp_path):
+    """Fresh processes, for what one chooses once: its kernels, its heap."""
+    pool = Pool(tmp_path)
+    yield pool
+    pool.end()
+
+
+@pytest.fixture
 def two(pool):
     """Runs a function on two ranks of a process group on ringlet."""
     return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")

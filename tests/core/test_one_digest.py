@@ -17,7 +17,7 @@ import emulated_gpu
 import ringlet
 from cases import ALGORITHMS
 from pairwise import pairwise
-from ranks import Pool, with_kernels
+from ranks import with_kernels
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
 from ringlet.schedule.expression_trees import Trees
@@ -207,16 +207,12 @@ def test_every_place_gives_one_digest(pool, join, world):
 
 
 @pytest.mark.parametrize("level", ["avx512", "avx2", "portable"])
-def test_every_processor_level_gives_one_digest(tmp_path, level):
-    fresh = Pool(tmp_path)  # a process chooses its kernels once
-    try:
-        (kernels,) = fresh.values(with_kernels, 1, level, join="nothing")
-        if level not in kernels["available"]:
-            pytest.skip(f"this processor has no {level}")
-        assert kernels["chosen"] == level
-        check(fresh, 4, "threads", memories=("ordinary",))
-    finally:
-        fresh.end()
+def test_every_processor_level_gives_one_digest(own_pool, level):
+    (kernels,) = own_pool.values(with_kernels, 1, level, join="nothing")
+    if level not in kernels["available"]:
+        pytest.skip(f"this processor has no {level}")
+    assert kernels["chosen"] == level
+    check(own_pool, 4, "threads", memories=("ordinary",))
 
 
 @emulated_gpu.needs_build

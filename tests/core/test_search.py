@@ -225,7 +225,15 @@ def test_a_wrong_machine_is_refused(tmp_path, change, said):
     assert said in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_path, capsys):
+@pytest.fixture
+def searched(monkeypatch):
+    """The exit code of the command where uplinks are slow, at one size."""
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    return lambda *words, size="64K": main(("search", *words, "--machine", "slow-uplinks", "-b", size, "-e", size))
+
+
+def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
     table = tmp_path / "racks"
     words = ("--collective", "all_reduce", "--hosts", "2x2", "--machine", str(MACHINES[0]), "-b", "1K", "-e", "1M")
     assert main(("search", *words, "-k", "3", "-o", str(table))) == 0
@@ -241,27 +249,21 @@ def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_pat
 
 
 @pytest.mark.parametrize("collective, hosts", [("all_gather", "1x4"), ("all_reduce", "1x5")])
-def test_a_file_that_has_nothing_to_search_among_is_refused(tmp_path, monkeypatch, capsys, collective, hosts):
+def test_a_file_that_has_nothing_to_search_among_is_refused(searched, tmp_path, capsys, collective, hosts):
     """It is of another collective, or of another number of ranks."""
-    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
     (tmp_path / "mine.json").write_text(ringlet.schedule("ring", "all_reduce", world=4).json())
-    words = ("--hosts", hosts, "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")
-    assert main(("search", str(tmp_path / "mine.json"), "--collective", collective, *words)) == 2
+    assert searched(str(tmp_path / "mine.json"), "--collective", collective, "--hosts", hosts) == 2
     assert f"mine.json: has no {collective} for {hosts[2:]} ranks" in capsys.readouterr().err
 
 
-def test_a_file_for_the_hosts_alone_has_a_use_in_compositions(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+def test_a_file_for_the_hosts_alone_has_a_use_in_compositions(searched, tmp_path):
     (tmp_path / "across.json").write_text(ringlet.schedule("ring", "all_reduce", world=4).json())
-    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")
-    assert main(("search", str(tmp_path / "across.json"), *words)) == 0
+    assert searched(str(tmp_path / "across.json"), "--hosts", "4x2") == 0
 
 
-def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+def test_schedules_without_a_name_become_files_that_rules_name(searched, tmp_path, capsys):
     table = tmp_path / "racks"
-    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K", "-k", "2", "--margin", "1")
-    assert main(("search", *words, "-o", str(table))) == 0
+    assert searched("--hosts", "4x2", "-k", "2", "--margin", "1", "-o", str(table)) == 0
     best_first, second = (line.split()[2] for line in capsys.readouterr().out.splitlines()[2:4])
     folder = tmp_path / "racks.schedules"
     assert {path.stem for path in folder.iterdir()} == {best_first, second} and "+" in best_first
@@ -272,11 +274,9 @@ def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeyp
     assert _C.chosen("all_reduce", 64 << 10, 8, "hosts", text) == best_first
 
 
-def test_what_a_rule_names_serves_every_root(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
-    table = tmp_path / "racks"
-    words = ("--collective", "broadcast", "--hosts", "4x1", "--machine", "slow-uplinks", "-b", "1M", "-e", "1M")
-    assert main(("search", *words, "-k", "2", "-o", str(table))) == 0
+def test_what_a_rule_names_serves_every_root(searched, tmp_path):
+    words = ("--collective", "broadcast", "--hosts", "4x1", "-k", "2", "-o", str(tmp_path / "racks"))
+    assert searched(*words, size="1M") == 0
     files = list((tmp_path / "racks.schedules").iterdir())
     assert files
     for file in files:

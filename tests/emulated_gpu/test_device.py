@@ -17,7 +17,7 @@ import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, Case, Checks, roots_of, run
 from emulated_gpu import each_way, filled
 from exact_data import DTYPES, OPS, supported
-from ranks import Pool, on
+from ranks import on
 from ringlet import _C
 from ringlet.bench.cases import Sweep
 from ringlet.bench.ranks.case import Case as BenchCase
@@ -237,14 +237,6 @@ def test_a_table_says_which_way_calls_go(own_pool, tmp_path):
     table = tmp_path / "table"
     table.write_text("all_reduce above 4KiB up to 1MiB world 2 gpus nccl\nall_reduce gpus peers\n")
     own_pool.values(by_a_table, 2, str(table), join="gpu")
-
-
-@pytest.fixture
-def own_pool(tmp_path):
-    """Of a process that keeps its heap."""
-    pool = Pool(tmp_path)
-    yield pool
-    pool.end()
 
 
 def test_registered_memory(own_pool):

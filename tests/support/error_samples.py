@@ -298,11 +298,16 @@ def in_two_namespaces(pool: Pool) -> list[str]:
     return found
 
 
-def without_interface(pool: Pool) -> list[str]:
-    program = "import ringlet\ntry: ringlet.init(0, 1, transport='tcp', timeout=5)\n"
+def of_program(call: str, before: tuple[str, ...] = (), **options: Any) -> list[str]:
+    """What the call raises in a Python of its own."""
+    program = f"import ringlet\ntry: {call}\n"
     program += "except ringlet.Error as error: print(f'{type(error).__name__}: {error}')"
-    run = ended("unshare", "-n", sys.executable, "-c", program)
+    run = ended(*before, sys.executable, "-c", program, **options)
     return [run.stdout.strip() or run.stderr]
+
+
+def without_interface(pool: Pool) -> list[str]:
+    return of_program("ringlet.init(0, 1, transport='tcp', timeout=5)", before=("unshare", "-n"))
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -337,10 +342,7 @@ def unmapped(rank: int, world: int) -> str:
 
 
 def full_heap(pool: Pool) -> list[str]:
-    program = "import ringlet\ntry: ringlet.empty(1 << 30)\n"
-    program += "except ringlet.Error as error: print(f'{type(error).__name__}: {error}')"
-    run = ended(sys.executable, "-c", program, env=os.environ | {"RINGLET_HEAP_MIB": "64"})
-    return [run.stdout.strip() or run.stderr]
+    return of_program("ringlet.empty(1 << 30)", env=os.environ | {"RINGLET_HEAP_MIB": "64"})
 
 
 NEEDS_ROOT = {"two users", "two namespaces", "no interface"}

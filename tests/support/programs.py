@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 import subprocess
+import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +24,15 @@ def printed(*words: object, **options: Any) -> str:
     done = ended(*words, **options)
     assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
+
+
+def module_at(path: pathlib.Path) -> types.ModuleType:
+    """A program's own functions: it is imported from its file, which lies in no package."""
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 def need_namespace(kind: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import ringlet
 
@@ -14,6 +16,17 @@ def refused(said: str, call: Callable[..., Any], /, *arguments: Any, **options: 
     """The call, with these arguments, raises InvalidUsage with a text in which `said` is found."""
     with pytest.raises(ringlet.InvalidUsage, match=said):
         call(*arguments, **options)
+
+
+@contextlib.contextmanager
+def stopped_at(tensor: torch.Tensor) -> Iterator[None]:
+    """A backward in it stops where the tensor's gradient arrives."""
+
+    def stop(_gradient: torch.Tensor) -> None:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError), tensor.register_hook(stop):
+        yield
 
 
 def error_of(call: Callable[[], object], otherwise: str = "nothing") -> str:

@@ -1,6 +1,5 @@
 """The pages are true: pictures, tables and figures are of their sources, examples run, links lead somewhere."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -11,7 +10,7 @@ import sys
 import pytest
 
 import ringlet
-from programs import printed
+from programs import module_at, printed
 from ranks import free_ports
 from ringlet.cli.main import parse
 
@@ -71,13 +70,6 @@ NOT_MEASURED = {
 }
 
 
-def load_generate():
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def blocks(kind):
     """(page and number, code, what the block after it says the output is) of every fenced block of a kind."""
     found = []
@@ -92,14 +84,14 @@ def blocks(kind):
 
 
 def test_pictures_are_those_of_the_schedules():
-    drawn = load_generate().pictures()
+    drawn = module_at(ROOT / "docs" / "generate.py").pictures()
     committed = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "pictures").glob("*.svg")}
     stale = [name for name in drawn.keys() | committed.keys() if drawn.get(name) != committed.get(name)]
     assert not stale, f"run `python docs/generate.py`: {sorted(stale)}"
 
 
 def test_tables_are_those_of_the_prover_and_the_source():
-    generate = load_generate()
+    generate = module_at(ROOT / "docs" / "generate.py")
     for name, tables in generate.tables().items():
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert generate.with_tables(page, tables) == page, "run `python docs/generate.py`"
@@ -108,7 +100,7 @@ def test_tables_are_those_of_the_prover_and_the_source():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_figures_are_those_of_the_results(page):
     text = page.read_text(encoding="utf-8")
-    generate = load_generate()
+    generate = module_at(ROOT / "docs" / "generate.py")
     assert generate.with_figures(text) == text, "run `python docs/generate.py`"
     if page.parent.name == "decisions":  # they say what was measured when it was decided
         return

@@ -1,27 +1,17 @@
 """The seeded faults (tests/mutants) are still faults of this tree: each patch applies, and its tests are there."""
 
-import importlib.util
 import pathlib
 import re
-import sys
 
 import pytest
 
-from programs import ended
+from programs import ended, module_at
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROOMS = {"base", "schedule", "reduce", "memory", "plan", "transport", "engine", "gpu", "comm", "bindings"}
 
 
-def load_run():
-    spec = importlib.util.spec_from_file_location("mutants_run", ROOT / "tests" / "mutants" / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-MUTANTS = load_run().mutants()
+MUTANTS = module_at(ROOT / "tests" / "mutants" / "run.py").mutants()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import sys
 
 import pytest
 
-from programs import printed
+from programs import module_at, printed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def load_build():
-    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs" / "site" / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_links_to_files_lead_to_copies_and_links_to_folders_are_words():
-    build, linked = load_build(), set()
+    build, linked = module_at(ROOT / "docs" / "site" / "build.py"), set()
     page = pathlib.Path("docs/gradients.md")
     text = (
         "[a](../Makefile) [b](../examples) [c](start.md#threads) [![d](pictures/x.svg)](../README.md) [e](https://x/)"
@@ -35,7 +27,7 @@ def test_links_to_files_lead_to_copies_and_links_to_folders_are_words():
 
 
 def test_every_page_is_laid_out_with_what_it_links_to(tmp_path):
-    build = load_build()
+    build = module_at(ROOT / "docs" / "site" / "build.py")
     build.lay_out(tmp_path)
     assert (tmp_path / "docs" / "start.md").exists() and (tmp_path / "benchmarks" / "results").is_dir()
     assert (tmp_path / "csrc" / "schedule" / "ring.cc.txt").read_text() == (ROOT / "csrc/schedule/ring.cc").read_text()

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import ringlet
-from ranks import Pool, on, with_kernels
+from ranks import on, with_kernels
 from refusals import refused
 from ringlet.training.reproducible import norms_over_ranks
 
@@ -215,16 +215,12 @@ def test_every_place_gives_the_same_weights(pool, by_torch, trainer, world, join
 
 
 @pytest.mark.parametrize("level", ["avx512", "avx2", "portable"])
-def test_every_processor_level_gives_the_same_weights(tmp_path, by_torch, level):
-    fresh = Pool(tmp_path)  # a process chooses its kernels once
-    try:
-        for kernels in fresh.values(with_kernels, 2, level, join="nothing"):
-            if level not in kernels["available"]:
-                pytest.skip(f"this processor has no {level}")
-            assert kernels["chosen"] == level
-        assert digests(fresh, 2, "demo", "reducer", STEPS) == by_torch("demo", False)
-    finally:
-        fresh.end()
+def test_every_processor_level_gives_the_same_weights(own_pool, by_torch, level):
+    for kernels in own_pool.values(with_kernels, 2, level, join="nothing"):
+        if level not in kernels["available"]:
+            pytest.skip(f"this processor has no {level}")
+        assert kernels["chosen"] == level
+    assert digests(own_pool, 2, "demo", "reducer", STEPS) == by_torch("demo", False)
 
 
 def test_halving_doubling_has_the_same_tree(pool):
