@@ -15,6 +15,7 @@ from benchmarks.hosts import INTERFACE
 
 import ringlet
 from hosts import hosts, require_hosts
+from programs import processes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLUSTERS = sorted((ROOT / "benchmarks" / "clusters").glob("*.toml"))
@@ -89,14 +90,7 @@ with Hosts(Cluster(2)) as made:
 
 
 def members(networks: set[int]) -> list[int]:
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "ns/net").stat().st_ino in networks:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return processes(lambda one: (one / "ns/net").stat().st_ino in networks)
 
 
 @pytest.mark.parametrize("ending", ["order", "SIGKILL"])

@@ -7,6 +7,7 @@ what an earlier call left behind does not pass for an answer. RINGLET_TEST_PROGR
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import threading
@@ -153,27 +154,19 @@ class Program:
         other = ringlet.new_group(everyone)
         assert isinstance(other, ringlet.Group)
         seeds = [self.lot.random(), self.lot.random()]
-        errors: list[BaseException] = []
 
         def body(group: ringlet.Group, seed: float) -> None:
             lot = random.Random(seed)
-            try:
-                for _ in range(6):
-                    call = prepare(draw(lot, group.world), group.rank, group.world)
-                    issue(call, group.rank, group=group)
-                    call.check(self.checks)
-            except BaseException as error:
-                errors.append(error)
+            for _ in range(6):
+                call = prepare(draw(lot, group.world), group.rank, group.world)
+                issue(call, group.rank, group=group)
+                call.check(self.checks)
 
-        pairs = zip((self.groups[0][1], other), seeds, strict=True)
-        threads = [threading.Thread(target=body, args=pair) for pair in pairs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            bodies = [threads.submit(body, *pair) for pair in zip((self.groups[0][1], other), seeds, strict=True)]
         other.close()
-        if errors:
-            raise errors[0]
+        for one in bodies:
+            one.result()
 
     def settle(self, some: int) -> None:
         """Waits for a few of the pending calls, in any order, on this thread or on others at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -565,19 +566,13 @@ def test_launched_processes_are_no_threads(pool, of_threads, way, words):
 
 
 def test_threads_may_have_their_world_from_the_environment():
-    worlds = {}
-
     def joins(rank):
-        worlds[rank] = ringlet.init(rank, transport="threads", name="of the environment", timeout=20).world
+        world = ringlet.init(rank, transport="threads", name="of the environment", timeout=20).world
         ringlet.finalize()
+        return world
 
-    with variables(RANK="0", WORLD_SIZE="2"):
-        threads = [threading.Thread(target=joins, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert worlds == {0: 2, 1: 2}
+    with variables(RANK="0", WORLD_SIZE="2"), concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(joins, range(2))) == [2, 2]
 
 
 def slurm(job: str, rank: int) -> dict[str, str]:

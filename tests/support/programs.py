@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import subprocess
@@ -39,6 +40,16 @@ def need_namespace(kind: str) -> None:
     """Skips the test where this process may not make a namespace of that kind, an option of unshare."""
     if ended("unshare", kind, "true").returncode != 0:
         pytest.skip(f"no namespaces: unshare {kind} fails")
+
+
+def processes(are: Callable[[pathlib.Path], bool]) -> list[int]:
+    """Of this machine those for whose folder in /proc that is true."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if are(entry):
+                found.append(int(entry.name))
+    return found
 
 
 def until(reached: Callable[[], object], seconds: float = 60) -> None:

@@ -39,6 +39,13 @@ def assert_gradients(model: nn.Module, expected: list[torch.Tensor]) -> None:
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def assert_step(model: nn.Module, rank: int, world: int, step: int = 0, loss=loss_of) -> None:
+    """A backward gives new gradients, the average over all ranks."""
+    model.zero_grad()
+    loss(model, rank, step).backward()
+    assert_gradients(model, expected_average(model, world, (step,), loss))
+
+
 def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
     for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")

@@ -20,6 +20,7 @@ from benchmarks import sweep as sweeps
 from benchmarks.clusters import read_cluster
 from benchmarks.peers import mpi
 
+from programs import processes
 from ringlet.bench import report, results
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.jobs import BenchError, Job, Jobs
@@ -409,6 +410,27 @@ def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
     assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
 
 
+def test_every_call_of_torch_beside_gloo(tmp_path: Path) -> None:
+    memory = ("ordinary", "allocator")
+    one_size = replace(SMALL, begin_bytes=4096, rounds=1)
+    sweep = replace(one_size, collectives=CALLS, memory=memory, via=("torch",), peers=("gloo",))
+    outcome = run(sweep)
+    assert outcome.refused == {} and results.wrong_elements(outcome.rows) == 0
+    found = results.compare(outcome.rows)
+    told = [(one.call.collective, one.config.memory, list(one.ratios)) for one in found]
+    assert sorted(told) == sorted(
+        (collective, one, [0 if collective == "barrier" else 4096]) for collective in CALLS for one in memory
+    )
+    assert list(dict.fromkeys(one.call.collective for one in found)) == list(CALLS)
+    written = page.markdown(outcome.rows, {})
+    assert f"# {len(CALLS)} collectives on" in written and "all_to_all_list auto, allocator, via torch" in written
+    means = [line for line in written.splitlines() if line.startswith("| of all collectives |")]
+    assert len(means) == 1 and means[0].count("x") == 2, "one for each memory"
+    pytest.importorskip("matplotlib")
+    plot(outcome.rows, tmp_path / "plot.svg")
+    assert "all_gather_list, 2 ranks" in (tmp_path / "plot.svg").read_text()
+
+
 @pytest.mark.parametrize("peer", mpi.installed())
 @pytest.mark.parametrize("world", [2, 4])
 def test_mpi_end_to_end(peer: str, world: int) -> None:
@@ -422,6 +444,13 @@ def test_mpi_end_to_end(peer: str, world: int) -> None:
 def test_what_a_library_cannot_do_is_told() -> None:
     outcome = run(replace(SMALL, algorithms=(), peers=("gloo",), op="avg"))
     assert outcome.rows == [] and outcome.refused == {"gloo": "gloo has no average"}
+
+
+def test_what_has_no_such_call_is_told() -> None:
+    rank_lists = replace(SMALL, collectives=("all_gather_list", "barrier"), via=("api",), peers=("gloo",), rounds=1)
+    outcome = run(rank_lists)
+    assert list(outcome.refused) == ["ringlet auto, ordinary, all_gather_list"]
+    assert [row["library"] for row in outcome.rows if row["collective"] == "barrier"].count("ringlet") == 1
 
 
 def test_what_one_world_cannot_do_another_may() -> None:
@@ -476,15 +505,8 @@ def test_a_peer_not_named_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def processes_of(jobs: Jobs) -> list[int]:
-    """Processes whose command line names the jobs' private folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(jobs._folder).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    """Whose command line names the jobs' private folder."""
+    return processes(lambda one: str(jobs.folder).encode() in (one / "cmdline").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["gloo/torch", "ringlet/api"])
@@ -496,7 +518,7 @@ def test_a_rank_that_dies_ends_everything(name: str) -> None:
         started[name]._processes[1].wait()
         started[name].ask({"do": "measure", "samples": 1, "batch": 1}, 60.0)
     assert processes_of(jobs) == []
-    assert not jobs._folder.exists()
+    assert not jobs.folder.exists()
 
 
 def test_a_rank_that_fails_says_why() -> None:

@@ -50,16 +50,6 @@ def test_the_busiest_uplink_is_one_way_of_one_host():
     assert busiest_uplink([], []) is None
 
 
-def test_times_are_told_in_those_of_the_stream():
-    def row(library: str, time: float, round_: int) -> dict[str, object]:
-        config = {"library": library, "algorithm": "ring", "memory": "ordinary", "via": "api"}
-        call = {"world": 2, "collective": "all_reduce", "dtype": "float32", "op": "sum", "wrong": 0}
-        return config | call | {"bytes": 4, "round": round_, "time_us_p50": time}
-
-    rows = [row("stream", 2.0, 0), row("ringlet", 5.0, 0), row("stream", 20.0, 1), row("ringlet", 60.0, 1)]
-    assert list(stream_times(rows).values()) == [2.75]
-
-
 def on_hosts(library: str, collective: str, time: float, crossed: int | None, **other: object) -> dict[str, object]:
     row = {
         "library": library, "collective": collective, "algorithm": "ring", "transport": "tcp", "memory": "ordinary",
@@ -68,6 +58,12 @@ def on_hosts(library: str, collective: str, time: float, crossed: int | None, **
         "uplink_bytes": crossed, "round": 0,
     }  # fmt: skip
     return row | other
+
+
+def test_times_are_told_in_those_of_the_stream():
+    times = (("stream", 2.0, 0), ("ringlet", 5.0, 0), ("stream", 20.0, 1), ("ringlet", 60.0, 1))
+    rows = [on_hosts(library, "all_reduce", time, None, round=round_) for library, time, round_ in times]
+    assert list(stream_times(rows).values()) == [2.75]
 
 
 def test_each_collective_has_its_own_bound_and_its_own_stream():

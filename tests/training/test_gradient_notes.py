@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ranks import on
-from reducer_checks import assert_gradients, data, expected_average, loss_of, mlp
+from reducer_checks import assert_step, data, mlp
 from refusals import refused
 from ringlet import GradientReducer
 from ringlet.training.gradient_hooks import owner_of
@@ -27,8 +27,7 @@ def test_in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
     model = mlp()
     reducer = Counted(model, bucket_mb=1e-4, first_bucket_mb=1e-4)
     reducer._channel.overlaps = lambda _device: overlaps  # whatever this machine's processors are
-    loss_of(model, rank).backward()
-    assert_gradients(model, expected_average(model, world))
+    assert_step(model, rank, world)
     buckets = len(reducer.stats()["bucket_bytes"])
     assert buckets > 1
     assert len(calls) == (buckets if overlaps else 0)
@@ -40,9 +39,7 @@ def test_in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
         exchanged.grad = exchanged.grad.clone()
 
     handle = parameter.register_post_accumulate_grad_hook(exchange)
-    model.zero_grad()
-    loss_of(model, rank, 1).backward()
-    assert_gradients(model, expected_average(model, world, (1,)))
+    assert_step(model, rank, world, 1)
     handle.remove()
     layer = model[0]
     del reducer, model, parameter

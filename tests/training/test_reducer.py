@@ -18,6 +18,7 @@ from reducer_checks import (
     Checkpointed,
     Fails,
     assert_gradients,
+    assert_step,
     data,
     expected_average,
     loss_of,
@@ -85,9 +86,7 @@ def test_reentrant_checkpoints(rank, world):
     model = Checkpointed([0, 1, 1, 2], layers=3)  # layer 1 is reached twice, and before the last of its bucket
     GradientReducer(model)
     for _ in range(2):
-        model.zero_grad()
-        loss_of(model, rank).backward()
-        assert_gradients(model, expected_average(model, world))
+        assert_step(model, rank, world)
 
 
 @on("ranks")
@@ -96,8 +95,7 @@ def test_a_group_of_some_ranks(rank, world):
     if rank < 2:
         model = mlp()
         GradientReducer(model, group=group, **SMALL)
-        loss_of(model, rank).backward()
-        assert_gradients(model, expected_average(model, 2))
+        assert_step(model, rank, 2)
 
 
 @on("ranks")
@@ -124,17 +122,13 @@ def test_an_interrupted_backward(rank, world):
     GradientReducer(model, group=group)  # one bucket: nothing was sent, the next step is a fresh start
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
-    model.zero_grad()
-    loss_of(model, rank).backward()
-    assert_gradients(model, expected_average(model, world))
+    assert_step(model, rank, world)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
     reducer = GradientReducer(model, group=group, **SMALL)
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
     if sends_late(reducer):
-        model.zero_grad()
-        loss_of(model, rank).backward()
-        assert_gradients(model, expected_average(model, world))
+        assert_step(model, rank, world)
         return
     refused(r"stopped after \d of \d buckets", model, data(rank))
 
@@ -219,7 +213,6 @@ def test_the_algorithm_is_chosen_where_there_is_one(rank, world):
         model = mlp()
         GradientReducer(model, algorithm=algorithm, **SMALL)
         before = backend.algorithm
-        loss_of(model, rank).backward()
-        assert_gradients(model, expected_average(model, world))
+        assert_step(model, rank, world)
         assert backend.algorithm == before
     refused("triangle", GradientReducer, nn.Linear(2, 2), algorithm="triangle")

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from ranks import on
-from reducer_checks import SMALL, Branches, Fails, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_checks import SMALL, Branches, Fails, assert_gradients, assert_step, data, expected_average, loss_of, mlp
 from refusals import refused
 from ringlet import GradientReducer, InvalidUsage
 from ringlet.training import agree
@@ -48,9 +48,7 @@ def test_memory_exchanged_on_one_rank_is_that_ranks_own_business(rank, world):
     if rank == 1:
         model.to(memory_format=torch.channels_last)  # before buckets are laid out anew
     for step in range(3):
-        model.zero_grad()
-        loss_of_images(model, rank, step).backward()
-        assert_gradients(model, expected_average(model, world, (step,), loss_of_images))
+        assert_step(model, rank, world, step, loss_of_images)
 
 
 @on("ranks")
@@ -201,9 +199,7 @@ def test_frozen_parameters_are_named_and_all_frozen_ones_are_left_alone(rank, wo
     model(inputs).sum().backward()
     assert inputs.grad is not None and reducer.stats()["backwards"] == 1
     model.requires_grad_(True)
-    model.zero_grad()
-    loss_of(model, rank).backward()
-    assert_gradients(model, expected_average(model, world))
+    assert_step(model, rank, world)
     allowed = mlp()
     GradientReducer(allowed, find_unused_parameters=True, **SMALL)
     allowed[0].requires_grad_(False)
