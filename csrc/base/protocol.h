@@ -8,6 +8,6 @@
 
 namespace ringlet {
 
-inline constexpr uint32_t kProtocol = 11;
+inline constexpr uint32_t kProtocol = 12;
 
 }  // namespace ringlet

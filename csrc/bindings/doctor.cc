@@ -82,12 +82,10 @@ void bind_doctor(py::module_& m) {
   m.def("host_identity", &host_identity, "The same number for processes of one host.");
   m.def("addresses", &addresses, py::arg("interfaces"),
         "Where peers reach this process, best first. interfaces: as RINGLET_INTERFACE; empty for automatic choice.");
-  m.def(
-      "find_congestion_control", [] { return find_congestion_control(); },
-      "What RINGLET_TCP_CONGESTION and the machine ask for now. InvalidUsage where it cannot be had.");
-  m.def(
-      "congestion_control", [] { return congestion_control(); },
-      "Of ringlet's TCP connections, by the kernel's name. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION.");
+  m.def("find_congestion_control", &find_congestion_control,
+        "What RINGLET_TCP_CONGESTION and the machine ask for now. InvalidUsage where it cannot be had.");
+  m.def("congestion_control", &congestion_control,
+        "Of ringlet's TCP connections, by the kernel's name. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION.");
   m.def("gpu_status", &gpu,
         "dict(state, detail, advice, runtime_version, driver_version, devices); opens the CUDA library where there is "
         "one. state: ready, not built, not loaded, no driver, no device or error.");

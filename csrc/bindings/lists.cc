@@ -18,13 +18,6 @@ void check_equal(const std::vector<at::Tensor>& list, const at::Tensor& own, con
   }
 }
 
-std::vector<size_t> counts_both_ways(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  std::vector<size_t> counts = counts_of(inputs);
-  const std::vector<size_t> from = counts_of(outputs);
-  counts.insert(counts.end(), from.begin(), from.end());
-  return counts;
-}
-
 }  // namespace
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call) {
@@ -69,7 +62,10 @@ std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Te
   if (collective == Collective::all_to_all) {
     check_length(inputs.size(), world, call);
     check_length(outputs.size(), world, call);
-    return counts_both_ways(outputs, inputs);
+    std::vector<size_t> counts = counts_of(inputs);
+    const std::vector<size_t> received = counts_of(outputs);
+    counts.insert(counts.end(), received.begin(), received.end());
+    return counts;
   }
   const bool gathers = collective == Collective::all_gather || collective == Collective::gather;
   if (!gathers && collective != Collective::reduce_scatter && collective != Collective::scatter) {

@@ -166,12 +166,8 @@ bool one_host(const std::vector<int>& hosts) {
 /// The transport of the ranks on this rank's host; null if this rank is alone there.
 std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, const std::vector<int>& hosts, int rank,
                                         const Deadline& deadline) {
-  int local_rank = 0, local_world = 0;
-  for (int q = 0; q < static_cast<int>(hosts.size()); ++q) {
-    if (hosts[q] != hosts[rank]) continue;
-    if (q < rank) ++local_rank;
-    ++local_world;
-  }
+  const auto local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]));
+  const auto local_world = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
   if (local_world == 1) return nullptr;
   const std::string host = name + "/host/" + std::to_string(hosts[rank]);
   try {

@@ -9,6 +9,7 @@
 #include "engine/selector.h"
 #include "gpu/check_device.h"
 #include "gpu/gpu.h"
+#include "transport/store.h"
 
 namespace ringlet {
 namespace {
@@ -37,11 +38,7 @@ void refuse_several_hosts(const HostGroup& host) {
   if (count == 1) return;
   std::string ranks;
   for (int h = 0; h < count; ++h) {
-    ranks += h == 0 ? "ranks" : "; ranks";
-    const char* before = " ";
-    for (size_t q = 0; q < hosts.size(); ++q) {
-      if (hosts[q] == h) ranks += std::exchange(before, ", ") + std::to_string(q);
-    }
+    ranks += (h == 0 ? "ranks " : "; ranks ") + ranks_where(host.world(), [&](int q) { return hosts[q] == h; });
   }
   throw InvalidUsage("rank " + std::to_string(host.rank()) + " of " + std::to_string(host.world()) +
                      " in its first call on a GPU: the group is on " + std::to_string(count) + " hosts (" + ranks +

@@ -111,8 +111,6 @@ void NcclCommunicator::check() {
   take(state, "a collective under way");
 }
 
-void NcclCommunicator::abort() noexcept { abort(ErrorKind::device_error, "the communicator was aborted before"); }
-
 void NcclCommunicator::abort(ErrorKind kind, const std::string& reason) noexcept {
   failure_.set(kind, reason);
   if (leave()) end(&NcclApi::comm_abort);

@@ -64,9 +64,9 @@ class NcclCommunicator {
   /// thread that makes the calls does it: NCCL frees the communicator, which a call that is inside still uses. So if a
   /// call does not return, or NCCL waits for CUDA graphs that hold its calls, or for peers, the communicator stays until
   /// that is over; after a second nobody waits for that any more, and the log says so.
-  void abort() noexcept;
-  /// The same for a reason, which later calls throw unless something failed before.
-  void abort(ErrorKind kind, const std::string& reason) noexcept;
+  /// `reason`: what later calls throw unless something failed before.
+  void abort(ErrorKind kind = ErrorKind::device_error,
+             const std::string& reason = "the communicator was aborted before") noexcept;
 
  private:
   /// What a thread that is left alone may still use.

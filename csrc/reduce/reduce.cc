@@ -17,7 +17,9 @@ namespace {
 
 constexpr const char* kVariable = "RINGLET_CPU_KERNELS";
 
-std::vector<const Level*> find_levels() {
+}  // namespace
+
+std::vector<const Level*> available_levels() {
   std::vector<const Level*> levels;
 #if defined(RINGLET_X86_LEVELS)
   __builtin_cpu_init();
@@ -32,6 +34,8 @@ std::vector<const Level*> find_levels() {
   levels.push_back(&portable_level());
   return levels;
 }
+
+namespace {
 
 /// Chosen at first use, without a lock: a child forked meanwhile would wait for it.
 const Level& chosen_level() noexcept {
@@ -49,8 +53,6 @@ const Level& chosen_level() noexcept {
 }
 
 }  // namespace
-
-std::vector<const Level*> available_levels() { return find_levels(); }
 
 const Level& choose_level(const char* wanted) {
   const auto levels = available_levels();

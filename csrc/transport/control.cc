@@ -15,17 +15,9 @@ namespace {
 
 // A futex has 32 bits. This is the half of the 64-bit counter that changes with every step.
 const uint32_t* low_half(const std::atomic<uint64_t>& word) {
-  static_assert(std::atomic<uint64_t>::is_always_lock_free);
-  const auto* halves = reinterpret_cast<const uint32_t*>(&word);
-  return halves + (std::endian::native == std::endian::little ? 0 : 1);
+  static_assert(std::atomic<uint64_t>::is_always_lock_free && std::endian::native == std::endian::little);
+  return reinterpret_cast<const uint32_t*>(&word);
 }
-
-void futex_sleep(const uint32_t* word, uint32_t seen, int64_t nanoseconds) {
-  const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
-  ::syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, nullptr, 0);  // whatever it returns, the caller looks again
-}
-
-void futex_wake(const uint32_t* word) { ::syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0); }
 
 }  // namespace
 
@@ -48,9 +40,13 @@ void Control::fail(ErrorKind kind, int origin, std::string_view text) noexcept {
 }
 
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept {
-  futex_sleep(low_half(word), static_cast<uint32_t>(seen), nanoseconds);
+  const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+  // Whatever it returns, the caller looks again.
+  ::syscall(SYS_futex, low_half(word), FUTEX_WAIT, static_cast<uint32_t>(seen), &limit, nullptr, 0);
 }
 
-void wake_all(const std::atomic<uint64_t>& word) noexcept { futex_wake(low_half(word)); }
+void wake_all(const std::atomic<uint64_t>& word) noexcept {
+  ::syscall(SYS_futex, low_half(word), FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
+}
 
 }  // namespace ringlet

@@ -51,8 +51,6 @@ class SharedText {
   std::atomic<uint64_t> words_[32];
 };
 
-enum class Presence : uint32_t { starting, present, left };
-
 struct Control {
   static constexpr size_t kMessageBytes = 1536;
 
@@ -65,7 +63,7 @@ struct Control {
   // A thread of this rank sleeps until its wakeup for that kind of connection is signalled.
   std::atomic<uint32_t> asleep[std::size(kConnectionKinds)];
   std::atomic<uint32_t> withdrawn;  // in a group with a mesh: what this rank gave to read may change
-  std::atomic<uint32_t> presence;
+  std::atomic<uint32_t> left;       // not 0: the group
   // 1 + ErrorKind, and << 8 the rank in which the error began; `message` is complete once it is set.
   std::atomic<uint32_t> failed;
   char message[kMessageBytes];

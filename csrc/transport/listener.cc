@@ -240,9 +240,7 @@ void Listener::wait() {
   }
   if (reconsider_) left = 0ms;
   ::poll(watched.data(), watched.size(), static_cast<int>(left.count()));
-  uint64_t rung;
-  if (watched[0].revents != 0) [[maybe_unused]]
-    const ssize_t n = repeated([&] { return ::read(wakeup_.get(), &rung, sizeof rung); });
+  if (watched[0].revents != 0) drain_wakeup(wakeup_.get());
   for (size_t i = 0; i < incoming_.size(); ++i) {
     const IncomingConnection::State before = incoming_[i].state();
     if (watched[2 + i].revents != 0 || incoming_[i].deadline().passed()) incoming_[i].advance();

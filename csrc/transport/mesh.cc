@@ -30,12 +30,6 @@ constexpr auto kGlance = 1ms;           // the longest sleep while closing
 constexpr auto kExamineEvery = 1000ms;  ///< how often a sleeper asks the system about silent connections: their hosts
                                         ///< may have vanished
 
-void drain_wakeup(int wakeup) noexcept {
-  uint64_t rung;
-  [[maybe_unused]] const ssize_t read =
-      repeated([&] { return ::read(wakeup, &rung, sizeof rung); });  // fails if no peer has signalled
-}
-
 constexpr size_t kKinds = std::size(kConnectionKinds);
 
 /// A pipe, or the state of its connection.

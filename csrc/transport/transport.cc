@@ -23,6 +23,12 @@ void signal_wakeup(int wakeup) noexcept {
   [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup, &one, sizeof one); });
 }
 
+void drain_wakeup(int wakeup) noexcept {
+  uint64_t rung;
+  // The read fails if no peer has signalled.
+  [[maybe_unused]] const ssize_t read = repeated([&] { return ::read(wakeup, &rung, sizeof rung); });
+}
+
 void Transport::count_processors(const std::vector<cpu_set_t>& usable) {
   cpu_set_t all;
   CPU_ZERO(&all);

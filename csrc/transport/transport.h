@@ -25,6 +25,8 @@ namespace ringlet {
 Descriptor make_wakeup();
 /// Wakes the threads that sleep on it. Does nothing if it is -1.
 void signal_wakeup(int wakeup) noexcept;
+/// Takes the signals back that have come: it sleeps again.
+void drain_wakeup(int wakeup) noexcept;
 
 struct Link {
   const std::byte* region = nullptr;

@@ -1,7 +1,7 @@
 // Checks that data which a rank read in place in a peer's tensor are the data of the call.
 //
 // Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It first tells
-// the peers (Control::failed, Presence::left), and then returns the tensors. A reader checks for that after its reads,
+// the peers (Control::failed, Control::left), and then returns the tensors. A reader checks for that after its reads,
 // and before it tells the peer that it is done. So either the reader sees that the peer has failed, or it has
 // read everything before the peer returned its tensors. Registered memory of a process stays mapped, so a late read
 // does no harm. Tensors of threads may be unmapped: there the reader says that it reads (Reading), checks, and reads;
@@ -49,8 +49,7 @@ class FailureFence {
 inline bool may_have_changed(const Transport& transport, int peer) {
   fence(std::memory_order_acquire);
   const Control& control = transport.control(peer);
-  return control.presence.load(std::memory_order_relaxed) == static_cast<uint32_t>(Presence::left) ||
-         control.failed.load(std::memory_order_relaxed) != 0;
+  return control.left.load(std::memory_order_relaxed) != 0 || control.failed.load(std::memory_order_relaxed) != 0;
 }
 
 /// While it lives, no tensor is unmapped of a peer that may not have changed it. It lives for one copy or reduction, for

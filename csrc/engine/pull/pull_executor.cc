@@ -31,7 +31,6 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       inputs_(world_),
       outputs_(world_),
       call_trials_(selector) {
-  transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
   transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
 }
 
@@ -579,8 +578,7 @@ bool PullExecutor::quiesce(std::chrono::milliseconds timeout) {
     const std::atomic<uint64_t>& progress = transport_.control(q).progress;
     for (uint64_t value; (value = progress.load(std::memory_order_acquire)) < at(epoch_ + 1, 0);) {
       check_interrupts();
-      const bool gone =
-          transport_.control(q).presence.load() == static_cast<uint32_t>(Presence::left) || !transport_.alive(q);
+      const bool gone = transport_.control(q).left.load() != 0 || !transport_.alive(q);
       if (gone || deadline.passed()) return false;
       sleep_on(progress, value, 1'000'000);
     }

@@ -68,7 +68,7 @@ void Waiter::poll(Health::Look look) {
                             .origin = static_cast<int>(failed >> 8),
                             .text = control.message});
     }
-    const bool left = control.presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
+    const bool left = control.left.load(std::memory_order_acquire) != 0;
     if (left) health_.on_report(q, {.kind = Kind::goodbye});
     if (look == Health::Look::reports) continue;
     // After a rank has left, the end of its process is no failure.
@@ -92,9 +92,7 @@ bool Waiter::send(const Health::Report& report) noexcept {
       case Kind::waiting: control.in_collective.set(report.text); return true;
       case Kind::in_message: control.in_message.set(report.text); return true;
       case Kind::error: control.fail(report.error, report.origin, report.text); break;
-      case Kind::goodbye:
-        control.presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
-        break;
+      case Kind::goodbye: control.left.store(1, std::memory_order_release); break;
     }
     ++sending_;
   }

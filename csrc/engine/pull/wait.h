@@ -28,8 +28,7 @@ class Waiter final : public Health::Carrier {
 
   /// Spins a while on a counter that only grows. Returns whether the counter has reached `target`. `background` threads
   /// spin little, because they must not take the processor from the rank's own computation.
-  template <typename T>
-  bool spin(const std::atomic<T>& word, T target, bool background) const {
+  bool spin(const std::atomic<uint64_t>& word, uint64_t target, bool background) const {
     const int most = spins(background);
     for (int i = 0; i < most; ++i) {
       if (word.load(std::memory_order_acquire) >= target) return true;
