@@ -49,9 +49,9 @@ def spawn(
     has copies of args; tensors that `share_memory_()` has moved stay shared. Ranks that are threads share args.
 
     Returns when all ranks have. If one rank fails, spawn ends the others and raises the rank's traceback
-    (torch.multiprocessing's ProcessRaisedException; for threads RuntimeError). Ctrl-C and SIGTERM end the ranks: each
-    rank that waits or runs Python raises KeyboardInterrupt, as does the caller. After 5 s, or at a second Ctrl-C, spawn
-    kills the ranks that still run. Ranks do not outlive the calling process.
+    (torch.multiprocessing's ProcessRaisedException; for threads RuntimeError). Ctrl-C, SIGTERM and SIGHUP end the
+    ranks: at Ctrl-C each rank that waits or runs Python raises KeyboardInterrupt, as does the caller. After 5 s, or at
+    a second Ctrl-C, spawn kills the ranks that still run. Ranks do not outlive the calling process.
     """
     if not callable(main):
         raise InvalidUsage(f"spawn: main is {main!r:.60}; pass a function that takes a rank")

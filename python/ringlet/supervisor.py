@@ -39,11 +39,14 @@ def termination_raises() -> Iterator[None]:
         return
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # a shell sends it as it ends, and its terminal once more
+            signal.signal(number, signal.SIG_IGN)
         raise Terminated(number)
 
     def again(lost: Any) -> None:
         """Python drops what is raised in a finalizer: the signal has to come once more, when that has ended."""
         if isinstance(lost.exc_value, Terminated):
+            signal.signal(lost.exc_value.number, terminate)
             threading.Timer(_AGAIN_S, os.kill, (os.getpid(), lost.exc_value.number)).start()
         else:
             before(lost)
@@ -152,7 +155,8 @@ class RankProcesses(abc.ABC):
         left = self.left(rank)
         if left is None or not left[1]:
             return []
-        return sorted(other for other, end in self.ends.items() if not end.code and end.when <= self.ends[rank].when)
+        well = {other: self.left(other) or (end.when, False) for other, end in self.ends.items() if not end.code}
+        return sorted(other for other, (when, _) in well.items() if when <= self.ends[rank].when)
 
     def _first(self) -> int | None:
         return min(self.failed(), key=self._order, default=None)

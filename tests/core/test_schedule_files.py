@@ -96,6 +96,26 @@ def test_the_name_of_a_file_is_the_algorithms(tmp_path):
         load(tmp_path / "mine.yaml")
 
 
+HELPER_BELOW = """
+import ringlet
+from ringlet.schedule import reduce, send
+
+@ringlet.algorithm("all_reduce", name="helped_from_below", parts=1)
+def helped_from_below(rank, world):
+    yield both(1 - rank)
+
+def both(peer):
+    return send(peer, 0), reduce(peer, 0)
+"""
+
+
+def test_a_file_makes_its_algorithms_once(tmp_path):
+    (tmp_path / "mine.py").write_text(HELPER_BELOW)
+    (tmp_path / "outer.py").write_text(f"import ringlet\nringlet.schedule.load({str(tmp_path / 'mine.py')!r})\n")
+    (made,) = load(tmp_path / "mine.py")
+    assert load(tmp_path / "mine.py") == load(tmp_path / "outer.py") == [made]
+
+
 def test_the_file_that_is_loaded_last_has_the_name(tmp_path):
     files = [tmp_path / folder / "loaded_last.json" for folder in "ab"]
     schedules = [schedule(name, world=4) for name in ("one_shot", "ring")]

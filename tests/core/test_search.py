@@ -310,6 +310,24 @@ def test_no_rule_names_what_lacks_a_root(tmp_path, monkeypatch, capsys):
     assert "of_one_root" in capsys.readouterr().out and "of_one_root" not in table.read_text()
 
 
+FAN = """
+import ringlet
+from ringlet.schedule import recv, send
+
+@ringlet.algorithm("broadcast", name="fan.2", parts=1)
+def fan(rank, world, root):
+    yield recv(root, 0) if rank != root else [send(peer, 0) for peer in range(world) if peer != root]
+"""
+
+
+def test_a_name_may_look_like_segments(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "mine.py").write_text(FAN)
+    words = ("--collective", "broadcast", "--hosts", "1x8", "--machine", "slow-uplinks")
+    assert main(("search", str(tmp_path / "mine.py"), *words, "-b", "1M", "-e", "1M", "-o", str(tmp_path / "t"))) == 0
+    assert main(("simulate", "fan.2", *words, "--sizes", "1M")) == 0
+
+
 def test_a_file_where_schedules_must_go_is_told_before_the_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "racks.schedules").write_text("")
     words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K")

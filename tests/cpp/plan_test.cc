@@ -85,6 +85,7 @@ class Model {
     for (int q = 0; q < world_; ++q) {
       const PullPlan plan = make_pull_plan(algorithm, {q, world_, root, &topology}, in_place);
       ranks_.push_back({seed % 2 == 1 ? as_on_gpu(plan, q, random_) : plan, 0, kSignatureReady, {}});
+      CHECK(q == 0 || ranks_.back().plan.parts == parts_);
       parts_ = ranks_.back().plan.parts;
       const Chunks input = input_chunks(algorithm.collective, {q, world_, root}, parts_);
       for (int c = input.first; c < input.first + input.count; ++c) ranks_[q].memory[{0, c}] = unit(q, c);

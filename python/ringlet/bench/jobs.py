@@ -198,7 +198,9 @@ class Jobs:
         if self.sweep.transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
             env["RINGLET_TRANSPORT"] = self.sweep.transport
         store = str(self.folder / (name.replace("/", "-") + ".store"))
-        start = [sys.executable, "-m", "ringlet.bench.ranks.torch_ranks", name]
+        # python -m warns of a module that the package imports, too
+        program = "import sys; from ringlet.bench.ranks.torch_ranks import main; main(sys.argv[1:])"
+        start = [sys.executable, "-c", program, name]
         last = [path, store, self.sweep.transport, self.sweep.device]
         return [[*start, str(rank), str(self.world), *last] for rank in range(self.world)], env
 

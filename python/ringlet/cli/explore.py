@@ -51,7 +51,7 @@ def explore_command(args: argparse.Namespace) -> int:
     start = _start(names, args.collective, sources)
     if ranks in args.worlds:
         start["ranks"] = ranks
-    for own in (own for own in load_given() if own.name in names):
+    for own in (own for own in load_given() if own.name in names and own.collective == start["collective"]):
         covered = [world for world in args.worlds if _covers(own, world)]
         if not covered:
             raise InvalidUsage(f"{own.name} has no schedule for {ranges(args.worlds)} ranks")

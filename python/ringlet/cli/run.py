@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             try:
                 ranks.start()
                 failed = ranks.watch()
+                before = [] if failed is None else ranks.ended_well_before(failed)  # while the notes are there
             except BaseException as error:
                 ranks.interrupted = isinstance(error, KeyboardInterrupt)
                 ranks.end(signal.SIGINT if ranks.interrupted else signal.SIGTERM)
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 ranks.drain()
     if failed is None:
         return 0
-    return _tell_failure(failed, ranks.ends[failed].code, args.world, ranks.ended_well_before(failed))
+    return _tell_failure(failed, ranks.ends[failed].code, args.world, before)
 
 
 def _store() -> dist.TCPStore:

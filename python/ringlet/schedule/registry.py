@@ -368,7 +368,11 @@ def load(path: str | Path) -> list[Algorithm]:
     taken a name since, the name is this file's again. Raises InvalidUsage, which names the file, if it cannot be read,
     fails, or makes no algorithm.
     """
-    return list(map(register, _loaded_from(path)))
+    with _names:
+        made = [one if _registered[one.collective, one.name] is one else register(one) for one in _loaded_from(path)]
+        for made_here in _loading:
+            made_here += made
+        return made
 
 
 def _loaded_from(path: str | Path) -> list[Algorithm]:
@@ -435,7 +439,7 @@ def _run(path: Path) -> list[Algorithm]:
         _loading.pop()
     if not made:
         raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
-    return list(dict.fromkeys(made))
+    return list({(one.collective, one.name): one for one in made}.values())
 
 
 def _alike(a: Any, b: Any) -> bool:

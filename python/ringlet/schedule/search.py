@@ -107,7 +107,7 @@ def composed(name: str, collective: str, hosts: Sequence[int], root: int = 0) ->
     Raises ValueError if the name is none, or if its algorithms cannot be composed.
     """
     whole, _, segments = name.rpartition(".")
-    if whole and segments.isdecimal():
+    if whole and segments.isdecimal() and not registered(name, collective):
         return segmented(composed(whole, collective, hosts, root), int(segments))
     known = compositions(registered()) if collective == "all_reduce" else ()
     found = next((one for one in known if one.name == name), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -246,7 +245,3 @@ def main(arguments: list[str]) -> None:
         return TorchDistributed(library, rank, world, store, device)
 
     serve(job, rank, path, make)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
