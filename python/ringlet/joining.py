@@ -16,7 +16,7 @@ from ringlet import _C, environment, log
 from ringlet.claim import Claim, peek
 from ringlet.errors import Error, InvalidUsage, Timeout
 from ringlet.group_key import rendezvous_key
-from ringlet.schedule.registry import load_given
+from ringlet.schedule.loading import load_given
 from ringlet.store import asked
 from ringlet.untraced import keep_untraced_if_loaded
 

@@ -114,6 +114,8 @@ def test_a_file_makes_its_algorithms_once(tmp_path):
     (tmp_path / "outer.py").write_text(f"import ringlet\nringlet.schedule.load({str(tmp_path / 'mine.py')!r})\n")
     (made,) = load(tmp_path / "mine.py")
     assert load(tmp_path / "mine.py") == load(tmp_path / "outer.py") == [made]
+    (tmp_path / "LOUD.PY").write_text(HELPER_BELOW.replace("helped_from_below", "loud"))
+    assert load(tmp_path / "LOUD.PY")[0].name == "loud"
 
 
 def test_the_file_that_is_loaded_last_has_the_name(tmp_path):

@@ -41,7 +41,8 @@ def test_two_files_with_one_name_are_refused_wherever_they_would_be_compared(tmp
         assert main([command, *words[command]]) == 2
     except SystemExit as ended:  # argparse's
         assert ended.code == 2
-    assert "both have the all_reduce algorithm swapped: give one at a time" in capsys.readouterr().err
+    said = f"{files[0]} and {files[1]} both have the all_reduce algorithm swapped: give one at a time"
+    assert said in capsys.readouterr().err
 
 
 def test_an_algorithm_that_covers_none_of_the_worlds_is_told(tmp_path, capsys):

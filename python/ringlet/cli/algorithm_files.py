@@ -15,7 +15,7 @@ from ringlet.cli import options
 from ringlet.cli.terminal import did_you_mean
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, algorithms, load
-from ringlet.schedule.registry import ENDINGS, VARIABLE, given_files, load_given
+from ringlet.schedule.loading import ENDINGS, VARIABLE, file_of, given_files, load_given
 
 BUILT_IN = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
 FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
@@ -79,10 +79,8 @@ def require_names_apart(own: Iterable[Algorithm], what: str = "give") -> None:
     for one in own:
         other = seen.setdefault((one.collective, one.name), one)
         if other is not one:
-            raise InvalidUsage(
-                f"{other.origin} and {one.origin} both have the {one.collective} algorithm {one.name}: "
-                f"{what} one at a time"
-            )
+            files = " and ".join(str(file_of(each) or each.origin) for each in (other, one))
+            raise InvalidUsage(f"{files} both have the {one.collective} algorithm {one.name}: {what} one at a time")
 
 
 def require(name: str, collective: str, option: str, *others: str) -> None:

@@ -12,11 +12,13 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import Algorithm, draw_trees
+from ringlet.schedule import draw_trees
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
-from ringlet.schedule.registry import load_given, name_of
+from ringlet.schedule.loading import load_given
+from ringlet.schedule.registry import name_of
+from ringlet.schedule.search import alone
 
 
 def add_to(commands: Any) -> None:
@@ -46,13 +48,14 @@ def explore_command(args: argparse.Namespace) -> int:
             f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
         )
     names = [name for found in args.algorithms for name in found]
-    sources = known_sources(load_given())
+    given = load_given()
+    sources = known_sources(given)
     trees, ranks = _revealed(args.revealed) if args.revealed else ("", 0)
     start = _start(names, args.collective, sources)
     if ranks in args.worlds:
         start["ranks"] = ranks
-    for own in (own for own in load_given() if own.name in names and own.collective == start["collective"]):
-        covered = [world for world in args.worlds if _covers(own, world)]
+    for own in (own for own in given if own.name in names and own.collective == start["collective"]):
+        covered = [world for world in args.worlds if alone(own, own.collective, (0,) * world)]
         if not covered:
             raise InvalidUsage(f"{own.name} has no schedule for {ranges(args.worlds)} ranks")
         if len(covered) < len(args.worlds):
@@ -62,14 +65,6 @@ def explore_command(args: argparse.Namespace) -> int:
     outputs.write(args.output, html)
     print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     return 0
-
-
-def _covers(own: Algorithm, world: int) -> bool:
-    try:
-        own.schedule(world)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _revealed(path: Path) -> tuple[str, int]:

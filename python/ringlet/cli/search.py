@@ -140,14 +140,15 @@ def _write(
             algorithm_files.of_file(str(path))
             written.append(one.name)
     own = {one.name for made in args.files for one in made}
-    known = [c.name for c in candidates if c.registered and (c.name not in own or _of_every_root(c.schedule))]
+    named = (c for c in candidates if c.registered and (c.name not in own or _of_every_root(c.schedule)))
+    known = {*written, *(candidate.name for candidate in named)}
     timings = [
         Timing(
             args.collective, _medium(args.hosts), len(args.hosts), size, candidate.name, {0: candidate.seconds[size]}
         )
         for size in kept
         for candidate in best(candidates, size, len(candidates))  # of equally fast ones, the first has the rule
-        if candidate.name in (*known, *written)
+        if candidate.name in known
     ]
     rules = derive(timings, _C.chosen, args.margin / 100)
     text = (

@@ -17,7 +17,8 @@ from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms
 from ringlet.schedule.cost import Predictor, Times, uplink_load
 from ringlet.schedule.hosts import Hosts, described
-from ringlet.schedule.registry import load_given, name_of, registered
+from ringlet.schedule.loading import load_given
+from ringlet.schedule.registry import name_of, registered
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python

@@ -20,7 +20,7 @@ from ringlet.cli import algorithm_files, bench, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.joining import default_transport
 from ringlet.schedule import Algorithm
-from ringlet.schedule.registry import load_given
+from ringlet.schedule.loading import load_given
 
 _EXAMPLES = """\
 ringlet tune                            two ranks of this machine; groups use the table from then on

@@ -14,7 +14,7 @@ import ringlet
 from ringlet import _C
 from ringlet.cli.terminal import did_you_mean
 from ringlet.joining import TRANSPORTS
-from ringlet.schedule.registry import VARIABLE, load_given
+from ringlet.schedule.loading import VARIABLE, load_given
 
 LOG_LEVELS = ("off", "warning", "info", "debug")
 

@@ -16,7 +16,8 @@ import types
 
 from ringlet.schedule import cost, draw, files, msccl, prove
 from ringlet.schedule.data import Round, Schedule, ScheduleError, Step, copy, recv, reduce, send
-from ringlet.schedule.registry import Algorithm, algorithms, load, schedule
+from ringlet.schedule.loading import load
+from ringlet.schedule.registry import Algorithm, algorithms, schedule
 
 __all__ = [
     "Algorithm",

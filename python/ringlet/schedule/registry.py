@@ -12,23 +12,20 @@
             yield send(following, (rank - i) % world), recv(before, (rank - 1 - i) % world)
 
 After that, algorithm="mine" (or the object) is an algorithm like any other, and every engine runs its rounds. A group
-proves it for its own world before the first call (ringlet/agreement.py). `load` takes a file. Source of the verbs:
+proves it for its own world before the first call (ringlet/agreement.py). loading.py takes files. Source of the verbs:
 csrc/schedule/step.h. No torch here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import contextlib
 import inspect
 import itertools
 import operator
 import os
 import re
-import sys
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +34,6 @@ from typing import Any
 
 import ringlet._C as _C
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import files, msccl
 from ringlet.schedule.collectives import BLOCKED, COLLECTIVES, ROOTED, required_parts
 from ringlet.schedule.data import MOST_ROUNDS, MOST_STEPS, Round, Schedule, ScheduleError, Step, title
 from ringlet.schedule.hosts import numbered
@@ -50,8 +46,6 @@ PLACE = ("rank", "world", "root", "hosts")  # the parameters that a function may
 
 Rounds = Iterable[Step | Iterable[Step]]
 Parts = int | Callable[[int], int] | None
-ENDINGS = (".py", ".json", ".xml")
-VARIABLE = "RINGLET_ALGORITHMS"  # files, as PATH has folders
 
 _names = threading.RLock()  # a file that is loaded registers
 
@@ -67,8 +61,7 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 _registered: dict[tuple[str, str], Algorithm] = {}  # the newest of each (collective, name)
 _by_slot: dict[int, Algorithm] = {}
 _contents: dict[int, Any] = {}  # of each slot, as they were when it was registered
-_loaded: dict[Path, tuple[bytes, list[Algorithm]]] = {}  # by file: a digest of its text, and what it made
-_loading: list[list[Algorithm]] = []  # of the files that run now
+_noting: list[list[Algorithm]] = []  # of `registering`
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,10 +257,10 @@ def _round(rank: int, index: int, yielded: Any) -> Round:
 def _raised(error: BaseException) -> str:
     """What a user's function raised, and in which line."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raises {_one_line(error)} ({Path(at.filename).name}:{at.lineno})"
+    return f"raises {one_line(error)} ({Path(at.filename).name}:{at.lineno})"
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -338,9 +331,34 @@ def register(made: Algorithm) -> Algorithm:
             slot = _C.add_algorithm(made.collective, made.name, made.summary)
             placed = _registered[key] = _by_slot[slot] = replace(made, slot=slot)
             _contents[slot] = content
-        for made_here in _loading:
-            made_here.append(placed)
+        _note(placed)
         return placed
+
+
+def register_again(one: Algorithm) -> Algorithm:
+    """Gives a registered algorithm its name back if another has taken it since."""
+    with _names:
+        if _registered[one.collective, one.name] is not one:
+            return register(one)
+        _note(one)
+        return one
+
+
+@contextlib.contextmanager
+def registering() -> Iterator[list[Algorithm]]:
+    """Notes what is registered inside, in its order. No other thread registers meanwhile."""
+    noted: list[Algorithm] = []
+    with _names:
+        _noting.append(noted)
+        try:
+            yield noted
+        finally:
+            _noting.pop()
+
+
+def _note(one: Algorithm) -> None:
+    for noted in _noting:
+        noted.append(one)
 
 
 def registered(name: str | None = None, collective: str | None = None) -> list[Algorithm]:
@@ -357,89 +375,6 @@ def name_of(algorithm: str | Algorithm) -> str:
 def at_slot(slot: int) -> Algorithm:
     """The algorithm that the core knows by that number."""
     return _by_slot[slot]
-
-
-def load(path: str | Path) -> list[Algorithm]:
-    """Registers the algorithms that a file has, and returns them: a Python file (.py) that makes some, or one that has
-    schedules, in JSON (.json, ringlet/schedule/files.py) or MSCCL-XML (.xml). An algorithm of schedules has the file's
-    name, and covers only the worlds in the file.
-
-    A process runs a Python file once, however often it loads it, and again if the file has changed. If another file has
-    taken a name since, the name is this file's again. Raises InvalidUsage, which names the file, if it cannot be read,
-    fails, or makes no algorithm.
-    """
-    with _names:
-        made = [one if _registered[one.collective, one.name] is one else register(one) for one in _loaded_from(path)]
-        for made_here in _loading:
-            made_here += made
-        return made
-
-
-def _loaded_from(path: str | Path) -> list[Algorithm]:
-    """The algorithms that the file makes. Runs it, and so registers them, if it has not run or has changed."""
-    try:
-        path = Path(os.fsdecode(path)).absolute()
-    except TypeError:
-        raise InvalidUsage(f"load: pass the path of a file of algorithms, not {path!r:.60}") from None
-    if path.suffix.lower() not in ENDINGS:
-        raise InvalidUsage(f"{path}: the name of a file of algorithms must end in {', '.join(ENDINGS)}")
-    try:
-        text = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise InvalidUsage(f"{path}: cannot read the file: {getattr(error, 'strerror', error)}") from error
-    key = hashlib.sha256(text).digest()
-    with _names:
-        before = _loaded.get(path)
-        if before is not None and before[0] == key:
-            return before[1]
-        made = _run(path) if path.suffix.lower() == ".py" else _read(path, text)
-        _loaded[path] = (key, made)
-        return made
-
-
-def given_files() -> list[str]:
-    """The files that RINGLET_ALGORITHMS names."""
-    return [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
-
-
-def load_given() -> list[Algorithm]:
-    """Registers the algorithms of `given_files`, and returns them. A new group does this first."""
-    made = []
-    for path in given_files():
-        try:
-            made += _loaded_from(path)
-        except InvalidUsage as error:
-            raise InvalidUsage(f"{VARIABLE}: {error}") from error
-    return made
-
-
-def _read(path: Path, text: bytes) -> list[Algorithm]:
-    """The algorithm of a file of schedules."""
-    try:
-        return [register(_algorithm_of_file(path, text.decode()))]
-    except (ValueError, RecursionError) as error:  # of JSON, of its letters or depth, of the schedule, or of its name
-        raise InvalidUsage(f"{path}: {error}") from error
-
-
-def _run(path: Path) -> list[Algorithm]:
-    """The algorithms that the file registers, directly or by an import."""
-    name = f"ringlet_algorithms_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # it ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and dataclasses look for it there
-    made: list[Algorithm] = []
-    _loading.append(made)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
-        raise InvalidUsage(f"{path}: {_one_line(error)}{f' (line {lines[-1]})' if lines else ''}") from error
-    finally:
-        _loading.pop()
-    if not made:
-        raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
-    return list({(one.collective, one.name): one for one in made}.values())
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -479,38 +414,3 @@ def _names_in(code: CodeType) -> list[str]:
     """The globals, and the attributes, that the code and the functions within it name."""
     within = [const for const in code.co_consts if isinstance(const, CodeType)]
     return [*code.co_names, *itertools.chain.from_iterable(map(_names_in, within))]
-
-
-def _algorithm_of_file(path: Path, text: str) -> Algorithm:
-    """The algorithm of a file, under the file's name. It is not registered yet, and covers the file's worlds only.
-    Raises ValueError for a file that is wrong."""
-    if not NAME.fullmatch(path.stem):
-        raise ValueError(
-            f"the file's name is the algorithm's: begin it with a letter, and use letters, digits and _ . + -, got "
-            f"{path.stem!r}"
-        )
-    listed = [msccl.from_xml(text, path.stem)] if path.suffix.lower() == ".xml" else files.from_json(text)
-    collectives = sorted({schedule.collective for schedule in listed})
-    if len(collectives) != 1:
-        raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
-    if (path.stem, collectives[0]) in [(name, of) for name, of, _ in algorithms()]:
-        raise ValueError(f'{collectives[0]} has a built-in algorithm "{path.stem}": give the file another name')
-    schedules = {(one.world, one.root): one for one in listed}
-    if len(schedules) < len(listed):
-        twice, _ = Counter((one.world, one.root) for one in listed).most_common(1)[0]
-        raise ValueError(f"has two schedules for world {twice[0]}, root {twice[1]}")
-    parts_of = {one.world: one.parts for one in listed}
-    if any(parts_of[one.world] != one.parts for one in listed):
-        raise ValueError("the schedules of one world must have the same parts for every root")
-    worlds = ", ".join(map(str, sorted(parts_of)))
-
-    def rounds(rank: int, world: int, root: int) -> Iterator[tuple[Step, ...]]:
-        if (world, root) not in schedules:
-            raise NotImplementedError(
-                f"{path.name} has schedules for worlds {worlds}, and not for {world}, root {root}"
-            )
-        return (round.steps for round in schedules[world, root].ranks[rank])
-
-    parts = None if collectives[0] in BLOCKED else parts_of.__getitem__
-    made = written(collectives[0], path.stem, rounds, parts, "none")
-    return replace(made, summary=f"from {path.name}, for worlds {worlds}", origin=path.name)

@@ -61,7 +61,7 @@ def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candida
 
 def has_use(one: Algorithm, collective: str, hosts: Sequence[int], own: Sequence[Algorithm]) -> bool:
     """Whether `schedules_of` makes a schedule of this one of a user's own algorithms, by itself or in a composition."""
-    if _alone(one, collective, hosts):
+    if alone(one, collective, hosts):
         return True
     made = _composed(collective, hosts, own)
     return any(one.name in (composition.inside, composition.across) for composition, _ in made)
@@ -78,15 +78,16 @@ def schedules_of(
         if of == collective:
             yield schedule(name, of, hosts=hosts), True
     for one in own:
-        if made := _alone(one, collective, hosts):
+        if made := alone(one, collective, hosts):
             made.prove()
             yield made, True
     for _, composed_ in _composed(collective, hosts, own):
         yield composed_, False
 
 
-def _alone(one: Algorithm, collective: str, hosts: Sequence[int]) -> Schedule | None:
-    with contextlib.suppress(NotImplementedError):  # it does not cover this world
+def alone(one: Algorithm, collective: str, hosts: Sequence[int]) -> Schedule | None:
+    """Its schedule by itself; None if it is of another collective, or does not cover this world."""
+    with contextlib.suppress(NotImplementedError):
         return one.schedule(len(hosts), hosts=hosts) if one.collective == collective else None
     return None
 
